@@ -27,6 +27,7 @@ from kinject.language.amounts import (
     same_numbers,
     values_of,
 )
+from kinject.language.numbers import with_plain_amounts
 from kinject.language.readings import read_items
 from kinject.language.spelling import (
     ELIDED,
@@ -172,8 +173,8 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     """
     if not accepted:
         return abstains(text)
-    written = fold(final_answer(text))
-    folded = [fold(final_answer(part)) for part in accepted]
+    written = _in_one_spelling(text)
+    folded = list(map(_in_one_spelling, accepted))
     parts = [part for part in folded if part.strip()]
     if not parts:
         return not words_in(written, apart=False)
@@ -184,6 +185,13 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     if _declines(written, parts):
         return False
     return any(_is_within(part, written) for part in parts)
+
+
+def _in_one_spelling(text: str) -> str:
+    folded = fold(final_answer(text))
+    if not _WIDE.search(folded):
+        return folded
+    return with_plain_amounts(folded)
 
 
 def _is_same(written: str, part: str) -> bool:
@@ -313,7 +321,7 @@ def _has_words(part: str, written: str) -> bool:
     return False
 
 
-_HAS_WIDE_MINUS = re.compile(r"(?:(?<![\dA-Za-z])-|负|零下|マイナス|氷点下)(\d+(?:\.\d+)?)")
+_HAS_WIDE_MINUS = re.compile(r"(?<![\dA-Za-z])-(\d+(?:\.\d+)?)")
 
 
 def _has_wide_value(part: str, written: str, codes: Sequence[str]) -> bool:

@@ -67,7 +67,7 @@ _HAN_SCALES = {
     "亿": 10**8,
     "兆": 10**12,
 }
-_HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
+HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
 _HANGUL_SCALES = str.maketrans("십백천만억조", "十百千万億兆")
 _SCALE_SIGNS = f"{''.join(_HAN_SCALES)}십백천만억조"
 SCALED_AMOUNT = re.compile(
@@ -78,17 +78,17 @@ SCALED_AMOUNT = re.compile(
 _HAN_NUMBER = re.compile(
     rf"(?P<symbol>[{_SIGNS}])?(?<![A-Za-z\d.])"
     r"(?P<number>\d+(?:,\d{3})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*"
-    rf"(?:\d+[千万萬億亿]+)*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
+    rf"(?:\d+[千万萬億亿]+)*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{HAN}]+)"
 )
-_HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
+_HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{HAN}]")
 # Chinese and Japanese write May 2019 as 2019.5, too.
 _YEAR_AND_MONTH = re.compile(r"(?<![\d.])([12]\d{3})\.(1?\d)(?![\d.])")
-_HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
+_HAN_PERCENT = re.compile(rf"百分之([\d.{HAN}]+)")
 _TENTHS = {
     "ja": re.compile(
-        rf"(?<![\d{_HAN}])([1-9一二三四五六七八九])割(?:([1-9一二三四五六七八九])分|(?![\u4e00-\u9fff\d]))"
+        rf"(?<![\d{HAN}])([1-9一二三四五六七八九])割(?:([1-9一二三四五六七八九])分|(?![\u4e00-\u9fff\d]))"
     ),
-    "zh": re.compile(rf"(?<![\d{_HAN}])([2-9二三四五六七八九两])成()(?![功为年员立熟果就本分])"),
+    "zh": re.compile(rf"(?<![\d{HAN}])([2-9二三四五六七八九两])成()(?![功为年员立熟果就本分])"),
 }
 """6割 and 六成 are 60%."""
 _COUNTERS = frozenset(
