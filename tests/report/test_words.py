@@ -21,7 +21,7 @@ from kinject.report.formatting import (
     join_words,
 )
 from kinject.report.result_tables import results_table
-from kinject.report.tables import claims_table, names_table
+from kinject.report.tables import claims_table, names_table, small_tables
 from kinject.report.words import _TONES, _WORDS, write_opening
 from kinject.results import Choice, Perplexity, Recall, Report
 from kinject.stats.comparisons import About, Tag
@@ -380,6 +380,20 @@ def test_what_no_number_of_forgetting_shows_is_named(
         report = replace(report, perplexities=(replace(item, arm="base"), item))
     lead = write_opening(View(report)).answers[1].lead
     assert lead.partition("Not measured: ")[2] == (missing and f"{missing}.")
+
+
+def test_no_perplexity_is_called_the_base_s_where_the_base_has_none() -> None:
+    """The base is behind an endpoint, which gives no perplexity of texts."""
+    cpt = Perplexity("cpt", "prose", 4, 400, 21.0, 1.5)
+    report = evaluation({}, "retention")
+    alone = View(replace(report, perplexities=(cpt, replace(cpt, arm="ft", per_token=42.0))))
+    assert "Perplexity" not in write_opening(alone).answers[1].lead
+    (table,) = small_tables(alone)
+    assert "to base" not in table.columns
+    beside = View(replace(report, perplexities=(replace(cpt, arm="base", per_token=14.0), cpt)))
+    assert "21.0 for cpt (+50.0%)" in write_opening(beside).answers[1].lead
+    (table,) = small_tables(beside)
+    assert [row[-2].text for row in table.lines] == ["base", "+50.0%"]
 
 
 def test_what_a_training_warned_of_is_among_what_went_wrong() -> None:

@@ -285,12 +285,16 @@ class View:
 
     def perplexities(self) -> Iterator[tuple[str, list[Perplexity]]]:
         """Yield each base model's file of held-out texts, in words, and its perplexities, that of
-        the base first."""
+        the base first, if it has one: it may be behind an endpoint."""
         by_file: dict[tuple[str, str], list[Perplexity]] = {}
         for item in self.report.perplexities:
             by_file.setdefault((item.model, item.name), []).append(item)
         for (model, name), items in by_file.items():
             yield self.with_model(format_name(name), model), items
+
+    def has_base(self, items: Sequence[Perplexity]) -> bool:
+        """Return whether the first of some perplexities is that of the base."""
+        return items[0].arm == self.base(items[0].model or self.report.models[0])
 
     def formats(self, question_set: str) -> list[PromptFormat]:
         """Return the prompt formats of `question_set`; the first is the headline."""

@@ -311,7 +311,7 @@ def small_tables(view: View) -> Iterator[TableBlock]:
     if view.report.held_bits:
         yield _bits_table(view)
     for label, items in view.perplexities():
-        yield _perplexity_table(label, items)
+        yield _perplexity_table(view, label, items)
     if view.report.judge is not None:
         yield _judge_table(view.report.judge)
 
@@ -358,19 +358,23 @@ def _recall_table(recalls: Sequence[Recall]) -> TableBlock:
     return without_empty_columns(TableBlock("Recall of retrieval", about, columns, lines))
 
 
-def _perplexity_table(label: str, items: Sequence[Perplexity]) -> TableBlock:
+def _perplexity_table(view: View, label: str, items: Sequence[Perplexity]) -> TableBlock:
     """Return the perplexities of one file of held-out texts, that of the base first."""
     base = items[0]
+    changes = [perplexity_change(item, base) for item in items]
+    changes[0] = "base"
+    if not view.has_base(items):
+        changes = [""] * len(items)
     lines = tuple(
         line(
             format_name(item.arm),
             f"{item.n_tokens:,}",
             format_finite(item.per_token, 3),
             _perplexity_bounds(item),
-            "base" if item is base else perplexity_change(item, base),
+            change,
             format_finite(item.bits_per_byte, 4),
         )
-        for item in items
+        for item, change in zip(items, changes, strict=True)
     )
     columns = ("model", "tokens", "perplexity", "95% interval", "to base", "bits per byte")
     table = TableBlock("Perplexity of held-out texts", label, columns, lines)

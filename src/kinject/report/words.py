@@ -345,7 +345,10 @@ def _line(view: View, finding: Finding) -> Evidence:
 def _perplexities(view: View) -> str:
     """Return the perplexities of held-out texts of all arms, by base model and file."""
     sentences = []
-    for label, (base, *others) in view.perplexities():
+    for label, items in view.perplexities():
+        if not view.has_base(items):
+            continue
+        base, *others = items
         # Perplexities of other tokens cannot be compared.
         same = [o for o in others if o.per_token is not None and o.n_tokens == base.n_tokens]
         changes = [f"{_perplexity(item)} ({perplexity_change(item, base)})" for item in same]
