@@ -194,6 +194,10 @@ def test_resume_continues_bitwise_from_the_newest_whole_checkpoint(
     recipe = make_recipe(run_dir=str(broken), trainer=save)
     with pytest.raises(TrainingError, match="holds an unfinished run"):
         train(recipe)
+    (broken / "manifest.json").unlink()
+    other = make_recipe(run_dir=str(broken), trainer={**save, "learning_rate": 3e-3})
+    with pytest.raises(TrainingError, match=r"checkpoint-6: is of a run of another recipe, corp"):
+        train(other, resume=True)
     state = json.loads((broken / "checkpoint-4" / "trainer_state.json").read_text())
     state["stateful_callbacks"]["kinject"]["spent"] = [1000.0, 900.0]
     (broken / "checkpoint-4" / "trainer_state.json").write_text(json.dumps(state))

@@ -29,7 +29,7 @@ from transformers.distributed.checkpoint import (
     load_optimizer_distributed,
     save_optimizer_distributed,
 )
-from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import rotate_checkpoints
 
@@ -114,6 +114,16 @@ def checkpoint_to_resume(run_dir: Path) -> Path | None:
             "start."
         )
     return None
+
+
+def fingerprint_of(checkpoint: Path) -> str:
+    """Return the fingerprint of the run that wrote a checkpoint; "" where it has none to read."""
+    try:
+        state = json.loads(read_bytes(checkpoint / TRAINER_STATE_NAME))
+        return str(state["stateful_callbacks"][_STATE_KEY]["fingerprint"])
+    # A damaged one is skipped when the run resumes.
+    except (DiskError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
 
 
 @contextlib.contextmanager
@@ -211,6 +221,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
     learned_before: int
     load_weights: Callable[[str], PreTrainedModel]
     spent_before: tuple[float, float]
+    fingerprint: str = ""
+    """The id of the run, by which its checkpoints are known without its manifest."""
     initial_adapter: Mapping[str, torch.Tensor] = {}
     """What an adapter that is a part of the base began as (`kinject.train.decomposed`)."""
 
@@ -234,6 +246,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             name: list(map(float, values)) for name, values in self._metrics["train"].items()
         }
         self.state.stateful_callbacks[_STATE_KEY] = {
+            "fingerprint": self.fingerprint,
             "loss": loss,
             "tokens": int(self._total_train_tokens),
             "metrics": metrics,

@@ -39,7 +39,13 @@ from kinject.recipe import ModelSection, TrainRecipe
 from kinject.recipe.method_rules import distillation_of
 from kinject.recipe.read import NOT_TRAINING
 from kinject.terminal import format_count, rate_text
-from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
+from kinject.train.checkpoints import (
+    checkpoint_to_resume,
+    checkpoints,
+    disk_faults,
+    fingerprint_of,
+    numbers_only,
+)
 from kinject.train.data import part_input, summarize_exposures
 from kinject.train.objectives.distillation import document_inputs
 from kinject.types import TrainResult
@@ -100,6 +106,7 @@ def _train(
     tokens = asdict(trainer.training_data.account)
     # Before training: by its fingerprint a killed run is known when it resumes.
     _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
+    trainer.fingerprint = inputs["fingerprint"]
     checkpoint = None
     if resume:
         checkpoint = made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir))
@@ -263,6 +270,7 @@ def _check_folder(
             if finished is not None:
                 return finished
             _refuse_unfinished(folder, resume=resume)
+        _refuse_other_checkpoints(folder, inputs)
     if not resume and is_first_process():
         for path in (*(path for _, path in checkpoints(folder)), folder / "model"):
             if path.exists():
@@ -277,6 +285,18 @@ def _refuse_unknown(folder: Path) -> None:
             f"{folder}: holds checkpoints or a model, but no manifest.json. Continue with "
             "--resume, or start over with --overwrite."
         )
+
+
+def _refuse_other_checkpoints(folder: Path, inputs: Mapping[str, str]) -> None:
+    """Raise `TrainingError` for a checkpoint of other inputs: without a manifest, which a user may
+    delete or lose, the run would go on from it with the other recipe's rate."""
+    for _, path in checkpoints(folder):
+        fingerprint = fingerprint_of(path)
+        if fingerprint and fingerprint != inputs["fingerprint"]:
+            raise TrainingError(
+                f"{path}: is of a run of another recipe, corpus or model. Set another run_dir, or "
+                "start over with --overwrite."
+            )
 
 
 def _refuse_unfinished(folder: Path, *, resume: bool) -> None:
