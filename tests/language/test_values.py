@@ -54,6 +54,8 @@ from kinject.language.values import read_values
         ("ko", "2억 3천만 원, 4만 5000명, 제8조", {"230000000", "45000", "8"}),
         ("ja", "2億3千万円", {"230000000"}),
         ("bn", "9 কোটি", {"90000000"}),
+        ("ar", "ألف وثمانمئة وسبعة وستون، تسعة وعشرين يوما، أربعة عشر", {"1867", "29", "14"}),
+        ("ar", "ستة آلاف جندي و٣ سفن في القرن الثامن عشر", {"6000", "3", "18"}),
     ],
 )
 def test_numbers_are_read_as_the_language_writes_them(
@@ -100,7 +102,8 @@ def test_may_and_march_are_months_beside_a_year_only() -> None:
 
 def test_each_language_says_what_is_not_checked() -> None:
     assert language_of("en").not_checked == language_of("de").not_checked == ()
-    assert language_of("ar").not_checked == (
+    assert language_of("ar").not_checked == ("names in letters other than Latin",)
+    assert language_of("he").not_checked == (
         "names in letters other than Latin",
         "numbers in words",
     )
