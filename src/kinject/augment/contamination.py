@@ -22,12 +22,21 @@ _NO_SPACES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _MARKS = "\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
 """Marks within words: vowels of Indian scripts are no letters to `re`, which would part a word at
 each."""
-_WORDS = re.compile(rf"[{_NO_SPACES}]|(?:[^\W_{_NO_SPACES}]|[{_MARKS}])+|\?|{_BLANK.pattern}")
+_SYLLABLES = "\u0e01-\u0e4e\u0e81-\u0ece\u1000-\u103f\u1780-\u17d3"
+"""Thai, Lao, Burmese and Khmer have no spaces between words either."""
+_OVER_SYLLABLES = (
+    "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u17b4-\u17d3"
+)
+"""Their vowels and tones that stand at a letter and are none to `re`."""
+_WORDS = re.compile(
+    rf"[{_NO_SPACES}]|[{_SYLLABLES}][{_OVER_SYLLABLES}]*"
+    rf"|(?:[^\W_{_NO_SPACES}{_SYLLABLES}]|[{_MARKS}])+|\?|{_BLANK.pattern}"
+)
 """A kana or Chinese character counts as a word, since no spaces part their words, and so does a
-question mark or a blank: a short question is found where it is asked, not in a statement of its
-words."""
-_LETTER = re.compile(f"[{_NO_SPACES}]")
-_LETTERS_PER_WORD = 1.5
+letter of Thai with what stands at it, a question mark or a blank: a short question is found where
+it is asked, not in a statement of its words."""
+_PER_WORD = ((re.compile(f"[{_NO_SPACES}]"), 1.5), (re.compile(f"[{_SYLLABLES}]"), 3))
+"""Letters that count as words, and how many of them a word of other languages is."""
 _FEWEST = 5
 """Words that a whole question must have to count; shorter ones occur by chance."""
 _MOST_SHOWN = 20
@@ -84,7 +93,8 @@ class ContaminationCheck:
 
     def __init__(self, n_words: int = 13) -> None:
         """A question is found if `n_words` of its words (half as many more kana or Chinese
-        characters) occur in a row, or all of it if it is shorter."""
+        characters, three times as many letters of Thai) occur in a row, or all of it if it is
+        shorter."""
         self._n_words = n_words
         self._questions: dict[str, set[str]] = {}  # n-gram -> ids
         self._by_start: dict[str, list[str]] = {}
@@ -111,8 +121,9 @@ class ContaminationCheck:
 
     def _add(self, question_id: str, words: list[str]) -> None:
         most, fewest = self._n_words, _FEWEST
-        if 2 * sum(1 for word in words if _LETTER.match(word)) > len(words):
-            most, fewest = int(_LETTERS_PER_WORD * most), int(_LETTERS_PER_WORD * fewest)
+        for letter, per_word in _PER_WORD:
+            if 2 * sum(1 for word in words if letter.match(word)) > len(words):
+                most, fewest = int(per_word * most), int(per_word * fewest)
         length = min(most, len(words))
         if length < fewest:
             return
