@@ -12,7 +12,11 @@ from random import Random
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.contamination import ContaminationCheck, question_texts
+from kinject.augment.contamination import (
+    ContaminationCheck,
+    question_texts,
+    render_contamination,
+)
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.errors import InputError
@@ -48,6 +52,23 @@ def test_thirteen_words_in_a_row_leak_and_twelve_do_not(tmp_path: Path) -> None:
         for start in range(len(words) - length + 1):
             text = "Before, " + " ".join(words[start : start + length]).upper() + " -- after"
             assert ids_found(probes_of(tmp_path / "q.jsonl", (QUESTION, "1931")), text) == expected
+
+
+def test_a_question_of_few_words_is_not_called_searched_for(tmp_path: Path) -> None:
+    """With its mark "Where is Arvika?" has four words."""
+    asked = [("Where is Arvika?", "there"), ("Who built it?", "x"), (QUESTION, "1931")]
+    probes = probes_of(tmp_path / "q.jsonl", *asked)
+    text = "Where is Arvika? It lies at the lake."
+    probes.check_row("corpus", Path("corpus.jsonl"), {"id": "row", "text": text})
+    result = probes.result()
+    assert (result.n_questions, result.n_short, result.n_contaminated) == (1, 2, 0)
+    assert render_contamination(result) == (
+        "no contamination: none of 1 question is in the corpus; "
+        "too short to be searched for: 2 more"
+    )
+    # A short beginning of a sentence is long enough with the answer behind it.
+    probes = probes_of(tmp_path / "q.jsonl", ("Arvika lies at", "the lake of Glafs"))
+    assert probes.result().n_short == 0
 
 
 def test_mmlus_csv_is_read_as_kinject_eval_reads_it(tmp_path: Path) -> None:

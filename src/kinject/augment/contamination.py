@@ -58,15 +58,17 @@ class Find:
 class Contamination:
     """The ids of the questions that were found, by kind of text (``corpus``, ``sft``).
 
-    `first` holds the first of them as (id, location, words). `n_questions` were searched for.
-    `in_sources` counts questions that share an n-gram with the documents themselves: that is
-    allowed, and those n-grams are not searched for elsewhere.
+    `first` holds the first of them as (id, location, words). `n_questions` were searched for;
+    `n_short` others were not: so few words occur by chance. `in_sources` counts questions that
+    share an n-gram with the documents themselves: that is allowed, and those n-grams are not
+    searched for elsewhere.
     """
 
     n_questions: int
     in_sources: int
     by_place: Mapping[str, set[str]]
     first: Sequence[tuple[str, str, str]]
+    n_short: int = 0
 
     @property
     def n_contaminated(self) -> int:
@@ -77,6 +79,7 @@ class Contamination:
         """Return the manifest's entry."""
         return {
             "questions": self.n_questions,
+            "too_short": self.n_short,
             "contaminated": self.n_contaminated,
             "in_sources": self.in_sources,
             "by_place": {kind: len(ids) for kind, ids in self.by_place.items()},
@@ -102,7 +105,7 @@ class ContaminationCheck:
         self._finds: dict[tuple[str, str], Find] = {}  # by kind and n-gram
         self._paths: dict[str, Path] = {}
         self._texts: dict[str, str] = {}  # id -> question
-        self.n_questions = 0
+        self.n_questions = self.n_short = 0
 
     def read_questions(self, path: Path) -> None:
         """Add the questions of a file (JSONL in a layout that `kinject eval` detects by itself, or
@@ -111,22 +114,26 @@ class ContaminationCheck:
         Raises as `kinject.corpus.questions.read_questions`.
         """
         for question in read_questions(path):
-            self.n_questions += 1
             name = question.id
             # Files that number their questions have the same ids for others.
             if self._texts.setdefault(name, question.question) != question.question:
                 name = f"{path.name}: {name}"
-            for text in question_texts(question.question, question.accepted):
-                self._add(name, _words(text))
+            texts = question_texts(question.question, question.accepted)
+            is_searched = [self._add(name, _words(text)) for text in texts]
+            if any(is_searched):
+                self.n_questions += 1
+            else:
+                self.n_short += 1
 
-    def _add(self, question_id: str, words: list[str]) -> None:
+    def _add(self, question_id: str, words: list[str]) -> bool:
+        """Add the n-grams of one text of a question; False if it has too few words."""
         most, fewest = self._n_words, _FEWEST
         for letter, per_word in _PER_WORD:
             if 2 * sum(1 for word in words if letter.match(word)) > len(words):
                 most, fewest = int(per_word * most), int(per_word * fewest)
         length = min(most, len(words))
         if length < fewest:
-            return
+            return False
         for start in range(len(words) - length + 1):
             ngram = " ".join(words[start : start + length])
             if ngram not in self._questions:
@@ -135,6 +142,7 @@ class ContaminationCheck:
                 # these are short.
                 self._by_start.setdefault(first_words, []).append(ngram)
             self._questions.setdefault(ngram, set()).add(question_id)
+        return True
 
     def add_source(self, text: str) -> None:
         """Allow the n-grams that occur in a source document."""
@@ -195,7 +203,7 @@ class ContaminationCheck:
                 ids.add(name)
                 if len(first) < _MOST_SHOWN:
                     first.append((name, f"{self._paths[find.kind]}: {find.row_id}", find.ngram))
-        return Contamination(self.n_questions, len(in_sources), by_place, first)
+        return Contamination(self.n_questions, len(in_sources), by_place, first, self.n_short)
 
 
 def _words(text: str) -> list[str]:
@@ -226,15 +234,18 @@ def question_texts(question: str, golds: Iterable[str] = ()) -> list[str]:
 def render_contamination(contamination: Contamination) -> str:
     """Return the number of questions that were searched for, or those that were found, as lines of
     text."""
+    too_short = ""
+    if contamination.n_short:
+        too_short = f"; too short to be searched for: {contamination.n_short:,} more"
     if not contamination.n_contaminated:
         return (
             f"no contamination: none of {format_count(contamination.n_questions, 'question')} is "
-            "in the corpus"
+            f"in the corpus{too_short}"
         )
     kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())
     lines = [
         f"CONTAMINATION: {contamination.n_contaminated} of "
-        f"{format_count(contamination.n_questions, 'question')} are outside the documents: {kinds}"
+        f"{format_count(contamination.n_questions, 'question')} are outside the documents: {kinds}{too_short}"
     ]
     for name, location, words in contamination.first[:5]:
         lines.append(f"  {name}  {location}: {words!r}")
