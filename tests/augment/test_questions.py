@@ -355,6 +355,26 @@ def test_a_refused_question_that_a_person_kept_outlives_later_tries(
         make_questions(recipe)
 
 
+def test_wrong_choices_that_a_person_wrote_stay_beside_the_answer(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
+    recipe = make(question_server().url)
+    first, second, *_ = rows(make_questions(recipe).questions_path)
+    own = ["a well", "two mills", "the third gate"]
+    decisions = [
+        {"id": first["id"], "decision": "edit", "wrong": own},
+        {"id": second["id"], "decision": "edit", "question": "Which of the four?"},
+    ]
+    write_jsonl(recipe.run_dir / "decisions.jsonl", decisions)
+    after = {row["id"]: row for row in rows(make_questions(recipe).questions_path)}
+    right = first["choices"][first["answer"]]
+    assert sorted(after[first["id"]]["choices"]) == sorted([right, *own])
+    assert after[first["id"]]["choices"][after[first["id"]]["answer"]] == right
+    # Of the other one the question alone was edited: its wrong choices are answers to others.
+    answers = {row["choices"][row["answer"]] for row in after.values()}
+    assert set(after[second["id"]]["choices"]) <= answers
+
+
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(
     make: Make, question_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

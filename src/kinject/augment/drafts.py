@@ -469,6 +469,8 @@ class QuestionSelector:
         self.counts = Counter[str]()
         self.refused = Counter[str]()
         self.applied: list[str] = []
+        self.with_own_choices = set[str]()
+        """The ids of questions whose wrong choices a person wrote."""
 
     def select(
         self, document: Document, outcome: Row, earlier: Sequence[Row] = ()
@@ -489,6 +491,9 @@ class QuestionSelector:
             if name in taken and decision.get("decision") != "drop":
                 decision = {}  # proposed twice: the first is kept
             row = stored | {key: decision[key] for key in _EDITABLE if key in decision}
+            # The page sends all fields of an edited question, so most are as they were.
+            if row.get("wrong") != stored.get("wrong"):
+                self.with_own_choices.add(name)
             draft = _draft_of(row)
             reason, detail = self._reason(stored, draft, decision)
             if decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -487,7 +487,7 @@ def _write_files(
             selected += [(split, row) for row in rows]
             for row in refused:
                 write_rejected(row)
-    shared = _share_choices(selected)
+    shared = _share_choices(selected, selector.with_own_choices)
     with contextlib.ExitStack() as stack:
         write = {
             name: stack.enter_context(open_jsonl(run_dir / f"{name}.jsonl"))
@@ -501,17 +501,21 @@ def _write_files(
     return next(iter(measured), None)
 
 
-def _share_choices(selected: Sequence[tuple[str, Row]]) -> list[tuple[str, Row]]:
-    """Return the rows with wrong choices that are right answers to others of the same split.
+def _share_choices(
+    selected: Sequence[tuple[str, Row]], with_own_choices: Collection[str]
+) -> list[tuple[str, Row]]:
+    """Return the rows with wrong choices that are right answers to others of the same split; those
+    of the questions `with_own_choices` stay.
 
     Choices that a model wrote for one question stand in no document: a trained model picks the one
     that does.
     """
     shared = dict[int, Row]()
     for split in ("validation", "test"):
-        indices = [
-            index for index, (of, row) in enumerate(selected) if of == split and "choices" in row
-        ]
+        indices = []
+        for index, (of, row) in enumerate(selected):
+            if of == split and "choices" in row and row["id"] not in with_own_choices:
+                indices.append(index)
         rows = [selected[index][1] for index in indices]
         contexts = [row["sentence"] for row in rows]
         shared |= zip(indices, with_shared_choices(rows, contexts), strict=True)
