@@ -123,9 +123,10 @@ class TrainedCorpus:
 @dataclass(frozen=True)
 class StartModel:
     """The model of a training's recipe; its `path` is None where it starts from random weights.
-    `freeze` names the parameters that do not train."""
+    `revision` is that on the hub, `freeze` names the parameters that do not train."""
 
     path: str | None = None
+    revision: str | None = None
     freeze: tuple[str, ...] = ()
 
 

@@ -118,6 +118,18 @@ def test_a_model_has_the_name_of_its_documents_and_no_base_that_the_hub_refuses(
     assert "base_model: some-owner/base" in card
 
 
+def test_a_card_names_the_revision_of_the_base(tmp_path: Path) -> None:
+    model = {"path": "some-owner/base", "revision": "step512"}
+    write_training(tmp_path, {"corpus": {"path": "c.jsonl"}, "model": model, "trainer": {}})
+    whole = _Source(tmp_path, "some-owner/base", False, read_manifest(tmp_path))
+    write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", "revision": "v2"})
+    adapter = _Source(tmp_path, "some-owner/base", True, None)
+    for source, revision in ((whole, "step512"), (adapter, "v2")):
+        card = _model_card("ponds", source, ExportOptions(tmp_path))
+        assert f"Trained from some-owner/base (revision {revision}) with" in card
+        assert "base_model: some-owner/base\n" in card
+
+
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [

@@ -266,6 +266,9 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
     start = "random weights"
     if source.base:
         start = _public_base(source) or "a model in a local folder"
+        revision = _revision_of(source)
+        if revision:
+            start += f" (revision {revision})"
     if source.base.startswith(PACKAGE):
         start = f"the model of the Python package {source.base.removeprefix(PACKAGE)}"
     origin = f"Trained from {start} with kinject {__version__}"
@@ -333,6 +336,17 @@ def _public_base(source: _Source) -> str:
     if os.path.exists(source.base) or not is_hub_name(source.base):
         return ""
     return source.base
+
+
+def _revision_of(source: _Source) -> str | None:
+    """Return the revision of the base on the hub, None for the newest or an unknown one."""
+    from kinject.models import ADAPTER_CONFIG, revision_of_base
+
+    if source.manifest is not None:
+        return source.manifest.recipe.model.revision
+    if source.is_adapter:
+        return revision_of_base(source.model / ADAPTER_CONFIG)
+    return None
 
 
 def _front_matter(source: _Source, options: ExportOptions) -> list[str]:
