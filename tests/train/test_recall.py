@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,20 @@ def test_questions_are_chosen_by_answers_with_the_top_p_of_training(tmp_path: Pa
     config, *_ = check_training(recipe)
     with pytest.raises(InputError, match="recall: 0 of 11 questions are answered"):
         choose_practice(recipe, rows, loaded.model, loaded.tokenizer, config)
+
+
+@pytest.mark.soak  # the import of TRL's trainer takes seconds
+def test_the_answers_of_all_processes_are_learned_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kinject.train.methods.recall_trainer import GRPOTrainer, RecallTrainer
+
+    trainer: Any = RecallTrainer.__new__(RecallTrainer)
+    trainer.learned_tokens = 4
+    # Another process has drawn answers of three tokens more.
+    trainer.accelerator = SimpleNamespace(gather=lambda n: torch.stack([n, n + 3]))
+    batch = {"completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda *_: batch)
+    assert trainer._generate_and_score_completions([]) is batch
+    assert trainer.learned_tokens == 4 + 5 + 8
 
 
 @pytest.mark.soak

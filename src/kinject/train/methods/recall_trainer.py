@@ -63,5 +63,7 @@ class RecallTrainer(RunTrainer, GRPOTrainer):  # type: ignore[misc]
         """Return TRL's batch of graded answers; count their tokens."""
         # TRL 1.16 counts prompts and answers together
         batch: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
-        self.learned_tokens = self.learned_tokens + int(batch["completion_mask"].sum())
+        # Each process has drawn its own answers.
+        n_learned = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+        self.learned_tokens = self.learned_tokens + int(n_learned)
         return batch
