@@ -227,6 +227,9 @@ def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without
         0.0,
         1.0,
     )
+    # A model that returned its routers' logits would fail on batches of texts that it continues.
+    saved = json.loads((Path(result.model_dir) / "config.json").read_text())
+    assert (saved["output_router_logits"], saved["router_aux_loss_coef"]) == (False, 0.001)
     before, after = model.state_dict(), load_file(Path(result.model_dir) / "model.safetensors")
     gate = next(name for name in after if "gate.weight" in name)
     assert not torch.equal(

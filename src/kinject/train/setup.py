@@ -3,11 +3,12 @@ together."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from trl import SFTConfig
 
 
+_ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
 _NAMED = 8
 """Names of parameters, their layers joined, in the note on what trains."""
 _REGISTER = " None is registered: import a module that adds it to OBJECTIVES or UPDATE_RULES first."
@@ -326,7 +328,8 @@ class _Setup:
         if config.ddp_find_unused_parameters is None and has_idle_parts(model):
             config.ddp_find_unused_parameters = True
         try:
-            trainer = method.make_trainer(parts, options)
+            with _kept_router_settings(model):
+                trainer = method.make_trainer(parts, options)
             if isinstance(trainer, KnowledgeTrainer):
                 _check_router_loss(trainer, recipe)
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks
@@ -460,6 +463,20 @@ def _has_router_loss(model: PreTrainedModel) -> bool:
     """Return whether a mixture of experts may add its routers' loss, on whole rows."""
     config = model.config.get_text_config()
     return hasattr(config, "router_aux_loss_coef") and context_parallel_size() == 1
+
+
+@contextlib.contextmanager
+def _kept_router_settings(model: PreTrainedModel) -> Iterator[None]:
+    """Keep the settings of a model's routers, which TRL changes as it makes a trainer.
+
+    Its loss needs none of them. A saved model that returns the routers' logits would compute their
+    loss wherever it is used, and fail on batches of texts that it continues.
+    """
+    config = model.config.get_text_config()
+    before = {name: getattr(config, name) for name in _ROUTER_SETTINGS if hasattr(config, name)}
+    yield
+    for name, value in before.items():
+        setattr(config, name, value)
 
 
 def _hide_mask(model: PreTrainedModel) -> None:
