@@ -245,7 +245,8 @@ def render_contamination(contamination: Contamination) -> str:
     kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())
     lines = [
         f"CONTAMINATION: {contamination.n_contaminated} of "
-        f"{format_count(contamination.n_questions, 'question')} are outside the documents: {kinds}{too_short}"
+        f"{format_count(contamination.n_questions, 'question')} are outside the documents: "
+        f"{kinds}{too_short}"
     ]
     for name, location, words in contamination.first[:5]:
         lines.append(f"  {name}  {location}: {words!r}")
