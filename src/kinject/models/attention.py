@@ -326,7 +326,10 @@ def new_cartridge(
 
     first = torch.tensor([list(ids[: config.num_virtual_tokens])], device=model.device)
     with torch.no_grad():
-        cache = model(input_ids=first, use_cache=True).past_key_values
+        output = model(input_ids=first, use_cache=True)
+    cache = getattr(output, "cache", None)
+    if cache is None:  # before transformers 5.24
+        cache = output.past_key_values
     tuned = get_peft_model(model, config)
     initialize_kv_prefix_from_past_key_values(
         tuned, past_key_values=[(x.keys, x.values) for x in cache.layers]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Indices = npt.NDArray[np.int64]
+_CACHE_NAMES = ("past_key_values", "cache")  # the second one since transformers 5.24
 _MASKED = ("sdpa", "eager", CARTRIDGE)  # attention that takes any mask
 _HEAD_ELEMENTS = (2**26, 2**20)  # logits in one softmax: on a GPU, on the CPU
 
@@ -74,6 +75,9 @@ class TreeForward:
         # Models that do not know it (xLSTM) swallow it, and return the logits of every token.
         parameters = inspect.signature(self.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
+        self._cache_name = _CACHE_NAMES[0]
+        if _CACHE_NAMES[1] in parameters:
+            self._cache_name = _CACHE_NAMES[1]
         self.reaches = _reaches(self.config)
         self.longrope_window = longrope_window(self.config)
 
@@ -83,7 +87,7 @@ class TreeForward:
         parameters = inspect.signature(self.model.forward).parameters
         missing = [
             name
-            for name in ("position_ids", "past_key_values", "attention_mask")
+            for name in ("position_ids", self._cache_name, "attention_mask")
             if name not in parameters
         ]
         if missing:
@@ -113,7 +117,7 @@ class TreeForward:
             rows,
             ids,
             **self._tree_inputs(allowed, depths, base),
-            **_cache_inputs(prefix.cache(_SharedLayer), base),
+            **self._cache_inputs(prefix.cache(_SharedLayer), base),
         )
 
     def extend(self, node: Node, prefix: Prefix) -> Prefix:
@@ -128,20 +132,18 @@ class TreeForward:
             [np.ones((n, base), dtype=np.bool_), np.tri(n, dtype=np.bool_)], axis=1
         )[None]
         cache = prefix.cache()
-        inputs = self._tree_inputs(allowed, depths, base)
+        inputs = {
+            **self._tree_inputs(allowed, depths, base),
+            self._cache_name: cache,
+            "use_cache": True,
+        }
         ids = self._tensor(node.tokens[None].astype(np.int64))
         with torch.inference_mode():
             if self.split:
-                self._layers(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
+                self._layers(input_ids=ids, **inputs)
             else:
-                self.model(
-                    # 0 would keep the logits of all tokens, and nothing of a node is scored.
-                    input_ids=ids,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                    **inputs,
-                )
+                # 0 would keep the logits of all tokens, and nothing of a node is scored.
+                self.model(input_ids=ids, logits_to_keep=1, **inputs)
         return Prefix(cache)
 
     def append(
@@ -167,7 +169,7 @@ class TreeForward:
         inputs = {
             "input_ids": self._tensor(tokens[None]),
             "position_ids": q[:, :, 0],
-            "past_key_values": cache,
+            self._cache_name: cache,
             "attention_mask": self._masks(allowed, q, k),
             "use_cache": True,
         }
@@ -267,6 +269,11 @@ class TreeForward:
         q, k = self._tensor(depths)[:, :, None], self._tensor(keys)[:, None, :]
         mask = self._masks(visible, q, k)
         return {"position_ids": self._tensor(depths), "attention_mask": mask}
+
+    def _cache_inputs(self, cache: Cache, base: int) -> dict[str, Any]:
+        if base == 0:
+            return {"use_cache": False}
+        return {self._cache_name: cache, "use_cache": True}
 
     def _masks(
         self, visible: torch.Tensor, q: torch.Tensor, k: torch.Tensor
@@ -380,10 +387,6 @@ def _padded(rows: Sequence[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
         ids[index, : len(row.tokens)] = row.tokens
         depths[index, : len(row.tokens)] = row.depths
     return ids, depths
-
-
-def _cache_inputs(cache: Any, base: int) -> dict[str, Any]:
-    return {"past_key_values": cache, "use_cache": True} if base else {"use_cache": False}
 
 
 def _log_probs(logits: torch.Tensor, indices: _Indices, targets: _Indices) -> TokenScores:
