@@ -10,6 +10,7 @@ import pytest
 from tests.report.study_samples import first, make_evaluation, make_result
 
 from kinject.disk import write_json, write_manifest
+from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.stats.intervals import family_variances
@@ -17,6 +18,15 @@ from kinject.study.analysis import summarize_arms
 from kinject.study.arms import Arm, n_trainings
 from kinject.study.records import AskSetting, Records, changed_answers, find_twins
 from kinject.types import Answer, Question
+
+
+def test_a_damaged_file_of_a_done_stage_is_named_with_the_way_to_make_it_again(tmp_path):
+    again = r"For this stage of the study: delete \S+done\.json, and run the study again\."
+    (tmp_path / "answers.jsonl").write_text('{"key": "k1", "question_id"\n')
+    with pytest.raises(InputError, match=rf"answers\.jsonl:1: not JSON: .* {again}"):
+        Records(("sum",)).read("m", "ft", 0, tmp_path)
+    with pytest.raises(DiskError, match=rf"report\.json: cannot be read: .* {again}"):
+        Records(("sum",)).read_report("m", "ft", tmp_path)
 
 
 def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_left_out(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from kinject.corpus.questions import question_content
 from kinject.disk import Row
-from kinject.errors import InputError
+from kinject.errors import DiskError, InputError
 from kinject.eval.flips import flip_row, most_common_outcome
 from kinject.eval.results import (
     ControlAnswers,
@@ -36,6 +37,7 @@ from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix, beyond
 from kinject.stats.perplexities import mean_losses
 from kinject.study.arms import BASE, Arm
+from kinject.study.stages import DONE
 from kinject.types import Answer, ArmName, Question
 
 
@@ -46,6 +48,18 @@ class AskSetting(NamedTuple):
     format: str
     shots: int
     k: int
+
+
+@contextlib.contextmanager
+def _made_by_a_stage(folder: Path) -> Iterator[None]:
+    """Add to the error of a file of an evaluation how the study makes it again: the stage in
+    `folder` is done, so that the study alone would not run it."""
+    try:
+        yield
+    except (InputError, DiskError) as error:
+        raise type(error)(
+            f"{error} For this stage of the study: delete {folder / DONE}, and run the study again."
+        ) from error
 
 
 @dataclass
@@ -103,7 +117,10 @@ class Records:
         """
         settings: dict[AskSetting, list[Answer]] = {}
         controls: dict[tuple[str, str], list[Answer]] = {}
-        for answer in read_answers(folder / "answers.jsonl"):
+        with _made_by_a_stage(folder):
+            every = read_answers(folder / "answers.jsonl")
+            manifest = read_manifest(folder)
+        for answer in every:
             if answer.format == PERPLEXITY_FORMAT:
                 continue  # texts, which have no right answer
             if answer.format not in FORMATS:
@@ -132,7 +149,6 @@ class Records:
         # A seed that diverged is no seed (tests/study/test_records.py).
         if of_run:
             self.by_run[model, arm, seed] = of_run
-        manifest = read_manifest(folder)
         self.versions = {}
         if manifest is not None:
             self.written = max(self.written, manifest.written)
@@ -141,7 +157,8 @@ class Records:
     def read_report(self, model: str, arm: str, folder: Path, retrieval: str = "") -> None:
         """Add what the report.json of an evaluation has beside its answers: recall, tokens of
         prompts, perplexity."""
-        report = read_report(folder / "report.json")
+        with _made_by_a_stage(folder):
+            report = read_report(folder / "report.json")
         for recall in report.recalls:
             key = (retrieval, recall.question_set, recall.k)
             # Every arm gets the same passages, so the first one's recall is that of all.
