@@ -78,6 +78,14 @@ def test_questions_of_either_run_alone_are_all_counted_as_left_out(folder):
     assert (pair.result.n, pair.n_left_out) == (5, 10)
 
 
+def test_a_run_without_a_manifest_is_said_to_be_unfinished(folder, capsys):
+    path = folder("stopped", *(answer(i, i < 4) for i in range(5)))
+    read_run(path / "answers.jsonl")
+    assert not capsys.readouterr().err
+    read_run(path)
+    assert "stopped: its evaluation was not finished (no manifest.json)" in capsys.readouterr().err
+
+
 def test_runs_of_one_name_are_named_by_their_paths(folder, tmp_path):
     paths = []
     for name, n_right in (("x", 2), ("y", 5), ("z", 8)):

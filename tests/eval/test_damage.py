@@ -54,6 +54,19 @@ def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> Non
     assert len(read_run(recipe.run_dir).settings) == 2
 
 
+def test_answers_of_a_run_that_was_stopped_are_not_mixed_with_those_of_the_run_before(
+    recipe: Recipe,
+) -> None:
+    evaluate(recipe)
+    path = recipe.run_dir / "answers.jsonl"
+    with path.open("a") as file:
+        file.write(path.read_text().splitlines(keepends=True)[3].replace('"key": "', '"key": "f0'))
+    with pytest.raises(InputError, match=r"holds 13 rows, 12 of them of the last .*, or was stop"):
+        read_run(recipe.run_dir)
+    evaluate(recipe)
+    read_run(recipe.run_dir)
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [

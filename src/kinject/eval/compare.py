@@ -18,7 +18,7 @@ from kinject.eval.plan import layout_of
 from kinject.eval.results import answers_without_question, correct_family, summarize_arm
 from kinject.eval.scores import PMI, SCORES, WRITTEN_SCORES, Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
-from kinject.manifests import EvalManifest, read_manifest
+from kinject.manifests import EvalManifest, manifest_beside, read_manifest
 from kinject.question_formats import format_of
 from kinject.results import ALPHA, ArmResult, Contrast
 from kinject.terminal import aligned as columns
@@ -71,6 +71,11 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     if not answers.exists():
         raise InputError(
             f"{path}: no run. Expected a run folder of kinject eval, or its answers.jsonl."
+        )
+    if path.is_dir() and manifest_beside(answers) is None:
+        show(
+            f"{path}: its evaluation was not finished (no manifest.json): answers may be missing",
+            file=sys.stderr,
         )
     settings: dict[_Setting, dict[str, list[Answer]]] = {}
     for answer in read_answers(answers):

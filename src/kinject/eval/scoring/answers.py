@@ -200,7 +200,7 @@ def read_answers(path: Path) -> list[Answer]:
     Written answers have the grades in grades.jsonl beside it, where a judge gave some.
 
     Raises `DiskError` if the file cannot be read, and `InputError` if a row (file:line) is not an
-    answer or was changed, or if there are fewer rows than the manifest beside the file counts.
+    answer or was changed, or if there are other rows than the manifest beside the file counts.
     """
     answers: list[Answer] = []
     left_out = set[int]()
@@ -228,17 +228,30 @@ def read_answers(path: Path) -> list[Answer]:
     del values
     answers = [answer for place, answer in enumerate(answers) if place not in left_out]
     manifest = manifest_beside(path)
-    n_written = manifest.counts.stored if isinstance(manifest, EvalManifest) else 0
-    # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
-    if n_rows < n_written:
-        raise InputError(
-            f"{path}: holds {format_count(n_rows, 'row')}, {n_written} were written (manifest.json "
-            "beside it). Run kinject eval again: it scores the missing prompts."
-        )
+    if isinstance(manifest, EvalManifest):
+        _check_rows(path, n_rows, manifest.counts.stored)
     grades = _read_grades(path.with_name(GRADES_FILE))
     if not grades:
         return answers
     return [with_grade(answer, grades) for answer in answers]
+
+
+def _check_rows(path: Path, n_rows: int, n_written: int) -> None:
+    """Raise `InputError` unless `path` has the rows that the last finished run counted."""
+    again = "Run kinject eval again: it scores the missing prompts."
+    # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
+    if n_rows < n_written:
+        raise InputError(
+            f"{path}: holds {format_count(n_rows, 'row')}, {n_written} were written (manifest.json "
+            f"beside it). {again}"
+        )
+    # Of a model that was trained again some answers are new, and the others still the old one's.
+    if n_rows > n_written:
+        raise InputError(
+            f"{path}: holds {format_count(n_rows, 'row')}, {n_written} of them of the last "
+            "finished run (manifest.json beside it): an evaluation runs there, or was stopped. "
+            f"{again}"
+        )
 
 
 _NO_CHECKS: Mapping[str, Any] = {}
