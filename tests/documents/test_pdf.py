@@ -166,6 +166,24 @@ def test_columns_of_japanese_are_read_from_above(degrees: int) -> None:
     assert only(pdf_of(page, letters=letters, rotate=degrees)).text == "".join(columns)
 
 
+def test_a_hyphen_at_the_end_of_a_line_stays_where_it_parts_two_words() -> None:
+    lines = ["The keeper, well-", "read and of fifty-", "four, had a half-", "brother in the light-",
+             "house; both loved high-", "land winds, short-", "and long ones."]  # fmt: skip
+    page = "".join(at(60, 700 - 14 * number, line) for number, line in enumerate(lines))
+    assert only(pdf_of(page)).text == (
+        "The keeper, well-read and of fifty-four, had a half-brother in the lighthouse; "
+        "both loved highland winds, short- and long ones."
+    )
+
+
+def test_lines_below_a_heading_over_two_columns_are_one_paragraph() -> None:
+    page = at(60, 740, "The keepers of the lighthouse of Kelm", 20)
+    for number in range(12):
+        page += at(60, 700 - 12 * number, f"Keeper {number} of many that have lived")
+        page += at(320, 700 - 12 * number, f"on the rock {number} for years and years")
+    assert only(pdf_of(page)).text.count("\n\n") == 1
+
+
 def test_letters_that_a_pdf_names_itself_are_lines_and_no_table() -> None:
     """Of these PDFium gives the ink as the box, as in what Chromium prints of Arabic."""
     text = "تصل السفينة مساء إلى الجسر"

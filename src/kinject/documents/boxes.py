@@ -20,6 +20,15 @@ from kinject.documents.text import one_line
 _LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
 _VARIES = re.compile(r"\d+|\b[ivxlc]+\b")
 HYPHEN = re.compile(r"[^\W\d_]-$")
+_KEPT_HYPHEN = re.compile(
+    r"(?<![^\W_])(?:well|self|half|high|low|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)-$",
+    re.IGNORECASE,
+)
+"""What begins words that are written with a hyphen: well-known, thirty-two."""
+_ENDING = re.compile(r"(?:ness|less|ish|er|est|ly|land|lands|life|time|way|lights?)\b")
+"""What continues a word in whose middle such a beginning is: well-ness, high-est."""
+_SECOND_WORD = re.compile(r"(?:und|oder|bzw|sowie|and)\b")
+"""What follows the hyphen of a word whose second part is in the next one: Nord- und Ostsee."""
 """A letter and a hyphen at the end of a line: the word may go on in the next one."""
 WIDE = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60]")
 """Letters and marks of Chinese and Japanese."""
@@ -405,6 +414,15 @@ def header_only(cells: Sequence[str]) -> str:
     return f"| {escaped} |\n|{' --- |' * len(cells)}"
 
 
+def with_line_after_hyphen(text: str, line: str) -> str:
+    """Return a text that ends in a hyphen with its next line: the hyphen parts a word, or two."""
+    if _SECOND_WORD.match(line):
+        return f"{text} {line}"
+    if _KEPT_HYPHEN.search(text) and not _ENDING.match(line):
+        return text + line
+    return text[:-1] + line
+
+
 def cell_text(words: Sequence[Box]) -> str:
     """Return the words of a cell as one line; a hyphen at the end of a line joins it to the next
     one."""
@@ -412,7 +430,7 @@ def cell_text(words: Sequence[Box]) -> str:
     for line in lines_of(words):
         following = text_of(line)
         if HYPHEN.search(text) and following[:1].islower():
-            text = text[:-1] + following
+            text = with_line_after_hyphen(text, following)
         elif not text or re.search(r"\w-$", text):
             text += following
         else:

@@ -21,6 +21,7 @@ from kinject.documents.boxes import (
     lines_of,
     middle,
     text_of,
+    with_line_after_hyphen,
 )
 from kinject.documents.text import heading, markdown_table
 
@@ -455,11 +456,12 @@ def compose(pages: Sequence[Sequence[Box]]) -> tuple[str, list[list[int | str]],
             text += f"\n{rows}"
             continue
         if text and _is_broken_off(text) and following[:1].islower():
-            text = text[:-1] if HYPHEN.search(text) else f"{text} "
+            text = _with_line(text, following)
         elif text:
-            text += "\n\n"
-        starts.append([len(text), number])
-        text += following
+            text += f"\n\n{following}"
+        else:
+            text = following
+        starts.append([len(text) - len(following), number])
     return text, starts, title
 
 
@@ -543,7 +545,7 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
 def _with_line(paragraph: str, line: str) -> str:
     """Return a paragraph with its next line; a hyphen between them is taken out of a word."""
     if HYPHEN.search(paragraph) and line[:1].islower():
-        return paragraph[:-1] + line
+        return with_line_after_hyphen(paragraph, line)
     # Chinese and Japanese have no white space between words.
     if WIDE.match(paragraph[-1:]) and WIDE.match(line):
         return paragraph + line
@@ -565,9 +567,16 @@ def _right_edge(page: Sequence[Box], index: int) -> float:
     box = page[index]
     edge = box.x1
     for other in page[max(0, index - _NEAR_LINES) : index + _NEAR_LINES]:
-        if not other.is_table and other.x0 < box.x1 and other.x1 > box.x0:
+        # A heading may be above several columns.
+        if other.is_table or not _is_same_size(other, box):
+            continue
+        if other.x0 < box.x1 and other.x1 > box.x0:
             edge = max(edge, other.x1)
     return edge
+
+
+def _is_same_size(box: Box, other: Box) -> bool:
+    return abs(box.size - other.size) <= _SIZE_CHANGE * other.size
 
 
 def _is_parted_sentence(blocks: Sequence[str], text: str) -> bool:
@@ -601,7 +610,7 @@ def _continues(previous: Box, box: Box, usual: float, right: float) -> bool:
         return not ends and box.text[:1].islower()
     if _NUMBERED.match(box.text) and ends:
         return False
-    if abs(box.size - previous.size) > _SIZE_CHANGE * previous.size:
+    if not _is_same_size(box, previous):
         return False
     if box.x0 - previous.x0 > _INDENT * box.size:
         return not ends
