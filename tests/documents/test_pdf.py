@@ -368,9 +368,12 @@ def test_what_was_typed_into_a_form_or_onto_a_page_is_read_and_buttons_are_not()
         above(124, 670, "", field.format("Arvika")),
         above(104, 640, "14 west", "/Subtype /FreeText /Contents (14 west)"),
         above(170, 610, "Send", "/Subtype /Widget /FT /Btn /T (send) /Ff 65536"),
-        above(72, 560, "Why west?", "/Subtype /Text /Contents (Why west?)"),
+        above(72, 560, "Why west?", "/Subtype /Text /Contents (Why\nwest?) /T (Mara)"),
+        above(72, 540, "PAID", "/Subtype /Stamp /Contents (Paid in May)"),
+        above(72, 520, "", "/Subtype /Text /Contents ()"),
     )
     text = "Name of the boat: Una\n\nHome port: Arvika\n\nBerth: 14 west\n\nSeal of the harbour:"
+    text += "\n\nComment on page 1 by Mara: Why west?\n\nComment on page 1: Paid in May"
     assert only(data).text == text
 
 

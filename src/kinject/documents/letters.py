@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
+from kinject.documents.office import comment_text
+
 
 class Pdfium(Protocol):
     """A part of pypdfium2 (the module, a file, a page, PDFium's functions), which has no types."""
@@ -123,10 +125,11 @@ class _Glyph(NamedTuple):
         return top - bottom
 
 
-def page_with_typed_text(document: Pdfium, index: int, raw: Pdfium) -> Pdfium:
+def page_with_typed_text(document: Pdfium, index: int, raw: Pdfium, comments: list[str]) -> Pdfium:
     """Return a page of which what was typed into its form, or onto it, is a part: these lie above
-    its text, where PDFium reads none."""
+    its text, where PDFium reads none. What its sticky notes and stamps say goes to `comments`."""
     page: Pdfium = document.get_page(index)
+    comments += _comments_on(page, f"page {index + 1}", raw)
     n_typed = 0
     # From the end, as those after one that is taken out move up.
     for number in reversed(range(raw.FPDFPage_GetAnnotCount(page))):
@@ -142,6 +145,27 @@ def page_with_typed_text(document: Pdfium, index: int, raw: Pdfium) -> Pdfium:
         page.close()
         page = document.get_page(index)
     return page
+
+
+def _comments_on(page: Pdfium, place: str, raw: Pdfium) -> list[str]:
+    """Return the texts of the sticky notes and stamps on a page, in their order."""
+    texts = []
+    for number in range(raw.FPDFPage_GetAnnotCount(page)):
+        note = raw.FPDFPage_GetAnnot(page, number)
+        if raw.FPDFAnnot_GetSubtype(note) in (raw.FPDF_ANNOT_TEXT, raw.FPDF_ANNOT_STAMP):
+            text = _value_of(note, b"Contents", raw)
+            if text.strip():
+                texts.append(comment_text(text, _value_of(note, b"T", raw), place))
+        raw.FPDFPage_CloseAnnot(note)
+    return texts
+
+
+def _value_of(note: Pdfium, key: bytes, raw: Pdfium) -> str:
+    """Return what a note has as its text or its author, "" without it."""
+    n_bytes = raw.FPDFAnnot_GetStringValue(note, key, None, 0)
+    buffer = (ctypes.c_ushort * (n_bytes // 2))()
+    raw.FPDFAnnot_GetStringValue(note, key, buffer, n_bytes)
+    return bytes(buffer).decode("utf-16-le", "ignore").rstrip("\0")
 
 
 def _is_typed(note: Pdfium, document: Pdfium, raw: Pdfium) -> bool:

@@ -106,13 +106,14 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     document = _opened(path, read_bytes(path, options.largest, stream), pdfium)
     pages: list[Sheets] = []
     faults: dict[int, str] = {}
+    comments: list[str] = []
     try:
         meta = _meta(document, pdfium.raw)
         for index in range(pdfium.raw.FPDF_GetPageCount(document)):
             number = index + 1
             try:
                 with library_errors(Path(f"{path}: page {number}"), "PDF", _FIX):
-                    pages.append(_page(document, index, pdfium))
+                    pages.append(_page(document, index, pdfium, comments))
             except InputError as error:
                 # The other pages have their text.
                 faults[number] = str(error)
@@ -137,7 +138,8 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         without = [n for n, sheets in enumerate(pages, start=1) if not sheets and n not in faults]
         if without and len(pages) > 1:
             meta["pages_without_text"] = without
-        yield whole_file(path, title, text, meta)
+        # Below the text, as those of Word documents are.
+        yield whole_file(path, title, "\n\n".join([text, *map(one_line, comments)]), meta)
 
 
 def _opened(path: Path, data: bytes, pdfium: Pdfium) -> Pdfium:
@@ -212,10 +214,11 @@ def _lines(sheets: Sheets) -> list[Box]:
     return lines
 
 
-def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
-    """Return the words and the ruled tables of a page, apart by the direction of their letters."""
+def _page(document: Pdfium, index: int, pdfium: Pdfium, comments: list[str]) -> Sheets:
+    """Return the words and the ruled tables of a page, apart by the direction of their letters;
+    what its notes say goes to `comments`."""
     raw = pdfium.raw
-    page = page_with_typed_text(document, index, raw)
+    page = page_with_typed_text(document, index, raw, comments)
     text_page = None
     try:
         n_objects = raw.FPDFPage_CountObjects(page)
