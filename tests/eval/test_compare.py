@@ -155,6 +155,24 @@ def test_beyond_the_choices_alone_arms_with_passages_use_the_control_of_those_wi
     assert pairs["texts", 0].result.control is None  # pmi is net of it already
 
 
+def test_passages_that_one_run_alone_had_are_compared_with_the_same_arm_without(folder):
+    def run(name: str, k: int):
+        suffix = "+rag" if k else ""
+        rows = [
+            replace(answer(i, i % 3 > n, f"{arm}{suffix}"), k=k)
+            for n, arm in enumerate(("base", "cpt"))
+            for i in range(6)
+        ]
+        return folder(name, *rows)
+
+    plain, with_passages = read_run(run("plain", 0)), read_run(run("passages", 4))
+    pairs = compare_runs([plain, with_passages])
+    assert [(pair.name, pair.base_name) for pair in pairs] == [
+        ("passages: base+rag", "plain: base"),
+        ("passages: cpt+rag", "plain: cpt"),
+    ]
+
+
 def test_what_is_no_run_is_reported(tmp_path, capsys):
     assert main(["compare", str(tmp_path)]) == 2
     assert "no run. Expected a run folder of kinject eval" in capsys.readouterr().err

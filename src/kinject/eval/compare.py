@@ -131,8 +131,9 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     """Return every comparison to the first run, Holm-corrected as one family.
 
     In each setting (question set, format, shots, K) an arm is compared with the first run's arm of
-    the same name, or else with its first arm. Raises `InputError` when there is nothing to compare,
-    or a question has other choices in the other run.
+    the same name, or else with its first arm. Where the first run has no such K it is compared
+    without passages. Raises `InputError` when there is nothing to compare, or a question has other
+    choices in the other run.
     """
     if len(runs) < 2:
         raise InputError(
@@ -179,7 +180,11 @@ def _pairs_in(setting: _Setting, run: Run, base: Run) -> Iterator[Pair]:
     if not there:
         return
     for arm, answers in run.settings[setting].items():
-        base_arm = arm if arm in there else next(iter(there))
+        base_arm = next(iter(there))
+        # Of the same name, or the same arm without passages.
+        for same in (arm.removesuffix(f"+{RAG}"), arm):
+            if same in there:
+                base_arm = same
         names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}")
         controls = (_control_of(run, setting, arm), _control_of(base, setting, base_arm))
         pair = _pair(names, answers, there[base_arm], controls)
