@@ -175,6 +175,13 @@ def test_the_power_of_joint_sets_has_each_question_without_a_document_as_one() -
     assert "(13 questions on 12 documents, 4 seeds, 1 claim;" in power_line(range(4))
 
 
+def test_a_claim_on_too_few_documents_has_no_power() -> None:
+    assert power_line(range(3), n=3).startswith(
+        "power: c: cannot be tested with 7 documents, 10 needed; 5 points need "
+    )
+    assert power_line(range(3), n=5).startswith("power: c: tells a difference of ")
+
+
 def test_the_power_of_a_claim_has_the_seeds_of_its_arms() -> None:
     assert "12 documents, 2 seeds, " in power_line((5, 6))
     assert "12 documents, 1 seed (so in these models), " in power_line((5,), "other")

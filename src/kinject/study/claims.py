@@ -431,7 +431,17 @@ def render_power(
         net = evidence.is_net(named, claim)
         matrices = [evidence.matrix(arm, claim, net=net) for arm in named]
         spread = _spread_of_answers(matrices)
-        yield _power_line(name, design, spread, n_questions)
+        needed = fewest_for(family)
+        if claim.test == "equivalence":
+            needed = FEWEST  # it flips no signs
+        change = cheapest(design, spread, MARGIN)
+        if n_documents < needed:
+            text = f"cannot be tested with {format_count(n_documents, 'document')}, {needed} needed"
+        else:
+            text = _told(design, spread, n_questions)
+        if change:
+            text += f"; {100 * MARGIN:g} points need {change}"
+        yield f"power: {name}: {text}"
 
 
 def _asked_once(questions: Mapping[str, Sequence[Question]]) -> dict[str, list[Question]]:
@@ -459,7 +469,8 @@ def _spread_of_answers(matrices: Sequence[CorrectnessMatrix | None]) -> Spread:
     return found or Spread()
 
 
-def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> str:
+def _told(design: Design, spread: Spread, n_questions: int) -> str:
+    """Return in words the difference that a design can tell."""
     tells = detectable(design, spread)
     source = "by stored answers"
     if spread.assumed:
@@ -469,16 +480,12 @@ def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> 
     seeds = format_count(design.n_seeds, "seed")
     if design.n_seeds == 1:
         seeds += " (so in these models)"
-    text = (
-        f"power: {name}: tells a difference of {100 * tells:.1f} points "
+    return (
+        f"tells a difference of {100 * tells:.1f} points "
         f"({format_count(n_questions, 'question')} on "
         f"{format_count(round(design.n_documents), 'document')}, "
         f"{seeds}, {format_count(design.family, 'claim')}; {source})"
     )
-    change = cheapest(design, spread, MARGIN)
-    if change:
-        text += f"; {100 * MARGIN:g} points need {change}"
-    return text
 
 
 def declare_claims(section: StudySection) -> dict[str, float]:
