@@ -301,6 +301,7 @@ def study_problems(study: StudySection, shared: Shared) -> Iterator[Problem]:
     yield from _repeated_seeds(study)
     yield from _tuned_twice(study)
     yield from _varied_lengths(study)
+    yield from _unsorted_trends(study)
     for name, claim in (study.claims or {}).items():
         yield from _claim_problems(claim, ("study", "claims", name), shared)
 
@@ -532,6 +533,20 @@ def _varied_lengths(study: StudySection) -> Iterator[Problem]:
         if key in _LENGTHS and arm in study.arms and study.arms[arm].match:
             message = f"{key} has no effect on {arm}, which is matched to another arm."
             yield Problem(key_path, f"{message} Vary an arm without match.")
+
+
+def _unsorted_trends(study: StudySection) -> Iterator[Problem]:
+    """Yield the sweeps of numbers in no order along which a claim tests a trend."""
+    for name, claim in (study.claims or {}).items():
+        sweep = (study.sweeps or {}).get(claim.sweep or "")
+        if claim.test != "trend" or sweep is None:
+            continue
+        numbers = [value for value in sweep.values if isinstance(value, int | float)]
+        rising = sorted(numbers)
+        if len(numbers) == len(sweep.values) and numbers not in (rising, rising[::-1]):
+            shown = ", ".join(map(str, numbers))
+            message = f"found {shown}, but claim {name} tests a trend along them. Sort them."
+            yield Problem(("study", "sweeps", str(claim.sweep), "values"), message)
 
 
 def _claim_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterator[Problem]:
