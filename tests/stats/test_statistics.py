@@ -310,6 +310,23 @@ def test_interval_and_p_are_those_of_bonett_and_price_with_the_variance_of_docum
     assert found.p == pytest.approx(max(2 * t.sf(middle / error, df), sign_flip_p(arm, other)))
 
 
+def test_the_seeds_of_an_arm_tell_nothing_of_questions_that_a_base_of_one_seed_got_right():
+    """The base has all of 30 right, four seeds of the arm all but one answer of one."""
+    names = tuple(f"q{i}" for i in range(30))
+    right = np.ones((4, 30))
+    right[2, 7] = 0.0
+    base = CorrectnessMatrix(np.ones((1, 30)), names, ("",) * 30)
+    found = difference_estimate(CorrectnessMatrix(right, names, ("",) * 30), base)
+    changes = right.mean(0) - 1
+    n = 29  # the effective questions: variance of a question over that of the mean
+    middle = changes.mean() * n / (n + 2)
+    added = 1 + 1 / 16  # a question of the base, a quarter of one of the arm, squared
+    documents = (((changes**2).mean() * n + added) / (n + 2) - middle**2) / (n + 2)
+    assert (found.middle, found.error) == pytest.approx((middle, math.sqrt(documents)), rel=1e-3)
+    # Another base of this kind may have one of the 30 wrong.
+    assert found.low < -1 / 30 < 1 / 30 < found.high
+
+
 def test_a_p_below_5_percent_and_an_interval_without_0_are_the_same():
     """Studies of every shape: few and many documents, one and several seeds, pooled variances, whole documents lost."""
     random, n_shown = np.random.default_rng(0), 0

