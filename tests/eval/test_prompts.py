@@ -58,6 +58,15 @@ def test_shots_come_in_order_without_the_question_itself():
     assert pick_shots(ASKED, pool, 0) == ()
 
 
+def test_no_example_shows_the_answer_of_its_question_in_another_guise():
+    shuffled = Question("t1", "Which  bone is longest?", ("Ulna", "Rib", "Femur"), 2)
+    other_wrong = Question("t2", "which bone is longest?", ("femur", "Skull"), 0)
+    other_question = Question("t3", ASKED.question, ("Stapes", "Ulna"), 1)
+    in_writing = Question("t4", ASKED.question, (), 0, answers=("Femur",))
+    pool = (shuffled, other_wrong, in_writing, other_question, SHOT)
+    assert pick_shots(ASKED, pool, 5) == (other_question, SHOT)
+
+
 def test_lengths_are_of_what_the_continuation_says():
     assert FORMATS["letters"].answers(ASKED) == ("A", "B", "C")
     assert FORMATS["texts"].answers(ASKED) == ("Rib", "Femur", "Ulna")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kinject.corpus.grading import plain_text
 from kinject.corpus.passages import with_passages
 from kinject.question_formats import FORMATS, QuestionFormat
 from kinject.types import Question
@@ -66,15 +67,25 @@ class Prompt:
 
 
 def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tuple[Question, ...]:
-    """Return the first `n_shots` questions of `pool` that are not `question` itself (by id, or by
-    text and choices)."""
-    others = (
-        shot
-        for shot in pool
-        if shot.id != question.id
-        and (shot.question, shot.choices) != (question.question, question.choices)
-    )
+    """Return the first `n_shots` questions of `pool` that are not `question` itself, by id or by
+    what it asks."""
+    others = (shot for shot in pool if shot.id != question.id and not _is_same(shot, question))
     return tuple(shot for shot, _ in zip(others, range(n_shots), strict=False))
+
+
+def _is_same(shot: Question, question: Question) -> bool:
+    """Return whether an example asks what `question` asks, so that it would show the answer: with
+    its choices in another order too, or other wrong ones."""
+    if _plain(shot.question) != _plain(question.question):
+        return False
+    if not (shot.choices and question.choices):
+        return True
+    # "Which of these is true?" is another question for other choices.
+    return _plain(shot.choices[shot.answer]) == _plain(question.choices[question.answer])
+
+
+def _plain(text: str) -> str:
+    return plain_text(text).casefold()
 
 
 def rotate_options(question: Question, n: int) -> Question:
