@@ -164,6 +164,21 @@ def test_an_adapter_is_put_on_the_revision_of_its_base(
     assert load_config(str(tmp_path / "adapter")).num_hidden_layers == 2
 
 
+def test_a_mixture_that_was_saved_for_training_reads_any_mask(
+    tiny_tokenizer: Any, tiny_config: dict[str, Any], tmp_path: Path
+) -> None:
+    experts = {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2}
+    model = new_model({**tiny_config, **experts}, tiny_tokenizer, 0)
+    model.config.output_router_logits = True
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    ids, plain = torch.tensor([[5, 6, 7], [8, 9, 10]]), load_model(str(tmp_path)).model
+    causal = torch.full((3, 3), -1e9).triu(1).expand(2, 1, 3, 3)
+    with torch.no_grad():
+        logits = plain(ids, attention_mask=causal).logits
+        assert torch.allclose(logits, model.eval()(ids).logits, atol=1e-5)
+
+
 def test_a_tokenizer_that_would_be_another_one_once_saved_is_refused(
     tiny_tokenizer: Any, tiny_config: dict[str, Any]
 ) -> None:

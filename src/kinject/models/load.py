@@ -393,6 +393,9 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(
             f"{path}: is_encoder_decoder: {CONFIG} declares an encoder. {_fix(path, 'model')}"
         )
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        # As TRL saves it: transformers then computes a loss, and fails on a tree's mask.
+        model.config.get_text_config().output_router_logits = False
     missing = sorted(info["missing_keys"])
     if missing:
         raise InputError(
