@@ -28,6 +28,7 @@ from kinject.disk import (
     read_json,
     system_failure,
     unwritable,
+    write_json,
 )
 from kinject.errors import InputError, KinjectError, one_line
 from kinject.gguf_files import check_header
@@ -139,7 +140,7 @@ def _convert_checked(file: Path, folder: Path) -> None:
     plain.generation_config = model.generation_config
     _complete_special_tokens(file, tokenizer, plain.generation_config)
     plain.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _save_tokenizer(file, tokenizer, folder)
 
 
 def _check_size(file: Path, config: PretrainedConfig) -> None:
@@ -282,9 +283,27 @@ def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any)
     if others:
         ends = [tokenizer.eos_token_id, *others]
         generation_config.eos_token_id = list(dict.fromkeys(ends))
-    splits = fields.get("tokenizer.ggml.pre")
-    if splits is not None and splits.contents() == "smollm":
-        tokenizer.backend_tokenizer.pre_tokenizer = _splits()["smollm"]
+
+
+def _save_tokenizer(file: Path, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Save a tokenizer that splits texts by the rule that the file names, if it is known here.
+
+    transformers 5.23 goes by the architecture: by it any tokenizer of a Qwen3 is Qwen's.
+    """
+    from gguf import GGUFReader
+
+    named = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+    rule = None if named is None else _splits().get(named.contents())
+    # Qwen's own class has Qwen's rule and normalizer.
+    if named is None or rule is None or named.contents() == "qwen2":
+        tokenizer.save_pretrained(folder)
+        return
+    tokenizer.backend_tokenizer.pre_tokenizer = rule
+    tokenizer.backend_tokenizer.normalizer = None
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    # A class with a rule of its own would take no other when it is loaded.
+    write_json(path, {**read_json(path, ""), "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def write_gguf(folder: Path, file: Path, kind: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, normalizers
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -282,6 +283,27 @@ def test_added_tokens_and_all_ends_of_a_text_go_through_a_file(
         ids = tiny_tokenizer(text).input_ids
         assert loaded.tokenizer(text).input_ids == ids
         assert loaded.tokenizer.decode(ids) == tiny_tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("rule", ["gpt-2", "llama-bpe", "smollm"])
+def test_a_text_is_split_by_the_rule_that_a_file_names(
+    rule: str, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by that of its architecture: a Qwen3 may have another tokenizer than Qwen's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    own = tiny_tokenizer.backend_tokenizer
+    own.pre_tokenizer = writing._splits()[rule]
+    vocabulary, merges = own.get_vocab(with_added_tokens=False), json.loads(own.to_str())["model"]
+    # Qwen's rule keeps digits apart, and a line's end from the space behind it.
+    more = {"19": len(own.get_vocab()), "\u010a\u0120": len(own.get_vocab()) + 1}
+    pairs = [*map(tuple, merges["merges"]), ("1", "9"), ("\u010a", "\u0120")]
+    own.model = BPE(vocabulary | more, pairs)
+    folder = _tiny(tmp_path / "model", tiny_tokenizer, model_type="qwen3")
+    writing.write_gguf(folder, tmp_path / "written.gguf", "f16")
+    read = load_model(str(tmp_path / "written.gguf")).tokenizer
+    for text in ("In 1907\n  it was e\u0301 (a)b", "12,345\n x"):
+        assert read(text).input_ids == tiny_tokenizer(text).input_ids
 
 
 def test_more_ends_of_a_text_than_a_file_has_keys_for_are_refused(
