@@ -199,6 +199,12 @@ def test_a_key_without_its_section_is_suggested_with_it(write: Write) -> None:
     ]
 
 
+def test_an_override_that_is_not_utf_8_is_refused(write: Write) -> None:
+    """A folder's name in Latin-1 comes from the shell as half a surrogate pair, and ended in a traceback."""
+    (fault,) = _faults(write("r.yaml", GOOD), "run_dir=runs/M\udcfcller")
+    assert fault.startswith("command line: run_dir: the value 'runs/M\\udcfcller' cannot be read")
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
