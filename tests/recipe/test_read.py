@@ -210,6 +210,14 @@ def test_an_override_that_is_not_utf_8_is_refused(write: Write) -> None:
     [
         ("a: [1\n", "r.yaml:2: bad YAML: expected ',' or ']', but got '<stream end>'."),
         (
+            "a: 1\n---\nb: 2\n",
+            "r.yaml:2: bad YAML: expected a single document in the stream, but found another document.",
+        ),
+        (
+            "model:\n\tpath: m\n",
+            "r.yaml:2: bad YAML: found character '\\t' that cannot start any token. Indent by spaces, not tabs.",
+        ),
+        (
             "run_dir: a\nrun_dir: b\n",
             "r.yaml:2: run_dir: is there twice (first in line 1). Keep one.",
         ),

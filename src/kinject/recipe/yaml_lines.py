@@ -236,7 +236,7 @@ def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
         value = reader.read(node, ()) if node is not None else None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise error_at(line, f"bad YAML: {error.problem or error.context}.") from error
+        raise error_at(line, f"bad YAML: {_yaml_fault(error)}") from error
     except yaml.YAMLError as error:
         raise error_at(
             1, f"bad YAML: {str(error).splitlines()[0]}. Write it as UTF-8 text."
@@ -248,6 +248,17 @@ def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
     if reader.problems:
         raise RecipeError(reader.problems)
     return value, reader.lines
+
+
+def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    """Return what PyYAML found, as a sentence, and the fix of the commonest."""
+    problem = error.problem or error.context or ""
+    # "but found another document" ends the sentence that the context begins.
+    if problem.startswith("but ") and error.context:
+        problem = f"{error.context}, {problem}"
+    if "'\\t'" in problem:
+        return f"{problem}. Indent by spaces, not tabs."
+    return f"{problem}."
 
 
 def _compose(text: str) -> tuple[_Loader | _FastLoader, yaml.Node | None]:
