@@ -328,6 +328,8 @@ class Panic(BaseException):
         ("train --batch-size 8", "trainer.per_device_train_batch_size=8"),
         ("eval --limit 5", "eval.limit=5"),
         ("augment --budget", "augment.budget=VALUE"),
+        ("train --trainer.weight-decay=0.2", "trainer.weight_decay=0.2"),
+        ("study --eval.limit 9", "eval.limit=9"),
     ],
 )
 def test_an_option_that_is_a_key_of_the_recipe_is_written_as_one(
@@ -336,6 +338,26 @@ def test_an_option_that_is_a_key_of_the_recipe_is_written_as_one(
     with pytest.raises(SystemExit):
         main(words.split())
     assert capsys.readouterr().err.endswith(f"with their section: {key}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "hint"),
+    [
+        ("eval --merg-e", "kinject eval", " Did you mean --merge?"),
+        ("train a.yaml --jsom", "kinject train", " Did you mean --json?"),
+        ("sandbox serve --prt 4", "kinject sandbox serve", " Did you mean --port?"),
+        ("export m --zzz", "kinject export", ""),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_usage_of_its_verb(
+    capsys: pytest.CaptureFixture[str], words: str, name: str, hint: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words.split())
+    usage, *_, message = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: {name} ")
+    assert message.startswith(f"{name}: error: unrecognized arguments: --")
+    assert message.partition(".")[2] == hint
 
 
 def test_a_panic_of_a_library_is_no_success(

@@ -302,7 +302,10 @@ def _run(words: Sequence[str]) -> int:
     if overrides and (
         not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)
     ):
-        parser.error(f"unrecognized arguments: {' '.join(overrides)}.{_key_hint(words, overrides)}")
+        # With the usage of the verb, which is not that of kinject alone.
+        used = getattr(arguments, "parser", parser)
+        hint = _key_hint(words, overrides) or used.nearest_option(overrides)
+        used.error(f"unrecognized arguments: {' '.join(overrides)}.{hint}")
     if overrides:  # argparse takes no overrides after an option
         arguments.arguments = [*arguments.arguments, *overrides]
     _quieten_libraries()
@@ -492,7 +495,7 @@ def _check_default(verb: str, path: Path) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(
         prog="kinject",
         usage="kinject [-h] [--version] [--json] VERB ...",
@@ -560,7 +563,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
         if settings.get("either"):
             title = "either"
         groups.get(title, parser).add_argument(*names, **plain)
-    parser.set_defaults(**run)
+    parser.set_defaults(parser=parser, **run)
 
 
 def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
@@ -590,6 +593,14 @@ class _VerbParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
         self.register("type", Path, _named_path)
+
+    def nearest_option(self, unknown: Sequence[str]) -> str:
+        """Return a sentence on the option that the first of `unknown` resembles, "" if none does."""
+        word = unknown[0].partition("=")[0]
+        # kinject alone knows --json, which may stand behind each verb.
+        options = (*self._option_string_actions, "--json")
+        near = difflib.get_close_matches(word, options, 1, cutoff=0.7)
+        return f" Did you mean {near[0]}?" if near else ""
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and raise `_UsageError`."""

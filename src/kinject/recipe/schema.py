@@ -310,8 +310,11 @@ def as_override(words: Sequence[str], unknown: Sequence[str], verb: str) -> str:
         # The next word is the option's value where none stands behind "=".
         if not value and index + 1 < len(words) and not words[index + 1].startswith("-"):
             value = words[index + 1]
-        for key in keys_named(SHORT_NAMES.get(name, name), verb):
-            return f"{key}={value or 'VALUE'}"
+        section, dot, key_name = name.rpartition(".")
+        for key in keys_named(SHORT_NAMES.get(key_name, key_name), verb):
+            # A section that is written out is meant.
+            if key.startswith(section + dot):
+                return f"{key}={value or 'VALUE'}"
     return ""
 
 
