@@ -254,6 +254,19 @@ def test_one_fault_is_one_line(write: Write, text: str, fault: str) -> None:
     assert _faults(write("r.yaml", text)) == [fault]
 
 
+def test_what_people_write_is_known_by_its_meaning(write: Write) -> None:
+    """By letters alone AdamW had no suggestion, adamw grokadamw, and gpu cpu."""
+    text = "run_dir: a\nmodel: {path: m, device: GPU, dtype: half}\ntrainer: {optim: AdamW, lr_scheduler_type: wsd}\n"
+    assert _faults(write("r.yaml", text), "epochs=3", "bs=16") == [
+        "command line: epochs: unknown key. Did you mean trainer.num_train_epochs?",
+        "command line: bs: unknown key. Did you mean trainer.per_device_train_batch_size?",
+        "r.yaml:2: model.device: found 'GPU' (text). Did you mean cuda?",
+        "r.yaml:2: model.dtype: found 'half' (text). Did you mean float16?",
+        "r.yaml:3: trainer.optim: found 'AdamW' (text). Did you mean adamw_torch?",
+        "r.yaml:3: trainer.lr_scheduler_type: found 'wsd' (text). Did you mean warmup_stable_decay?",
+    ]
+
+
 def test_a_verb_says_which_section_it_misses(write: Write) -> None:
     assert "r.yaml:1: eval: missing. kinject eval needs this section." in _faults(
         write("r.yaml", GOOD), verb="eval"

@@ -67,16 +67,30 @@ SHORT_NAMES = {
     "scheduler": "lr_scheduler_type",
     "optimizer": "optim",
 }
-"""What people write -> the name that they mean; too far apart for a comparison of letters."""
+"""What people write -> the key of the trainer that they mean; too far apart for a comparison of
+letters."""
+_SHORT_VALUES = {
+    "adam": "adamw_torch",
+    "adamw": "adamw_torch",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "gpu": "cuda",
+    "wsd": "warmup_stable_decay",
+}
+"""The same of values: by letters adamw would be grokadamw, and gpu cpu."""
 
 
 def suggestion(word: Value, allowed: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the nearest allowed word, else the list of the allowed."""
     names = sorted(allowed)
-    if SHORT_NAMES.get(f"{word!s:.80}") in names:
-        return f" Did you mean {SHORT_NAMES[str(word)]}?"
     # A value may be megabytes long, and difflib's time grows with the square of it.
-    near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
+    written = f"{word!s:.80}"
+    for short in (SHORT_NAMES, _SHORT_VALUES):
+        if short.get(written.lower()) in names:
+            return f" Did you mean {short[written.lower()]}?"
+    near = difflib.get_close_matches(written, names, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]}?"
     if not names:

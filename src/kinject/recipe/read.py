@@ -19,7 +19,7 @@ from kinject.errors import DiskError, InputError, Problem, RecipeError
 from kinject.gguf_files import model_folder
 from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
-from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
+from kinject.recipe.check import SHORT_NAMES, Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.library_fields import REFUSED, check_new_model, check_trainer
 from kinject.recipe.makers import command_for
 from kinject.recipe.sections import (
@@ -497,6 +497,8 @@ def _hint_at_section(name: str, raw: Mapping[str, Any]) -> str:
     for section, values in raw.items():
         if isinstance(values, dict):
             inside |= {key: f"{section}.{key}" for key in values}
+    if name in SHORT_NAMES:
+        return f" Did you mean trainer.{SHORT_NAMES[name]}?"
     near = difflib.get_close_matches(name, [*inside, *sections], n=1)
     if near:
         return f" Did you mean {(inside | sections)[near[0]]}?"
