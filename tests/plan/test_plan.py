@@ -342,6 +342,7 @@ def test_the_page_of_a_plan_has_machines_and_a_command_that_train_accepts(
         ({"nodes": -3}, "--nodes: found -3, allowed: more than 0"),
         ({"n_devices": 0}, "--devices: found 0, allowed: more than 0"),
         ({"link": float("nan")}, "--link: found nan"),
+        ({"link": -4e9}, "--link: found -4, allowed: more than 0"),
         ({"memory": "6 gibs"}, "--memory: found '6 gibs', expected a size"),
         ({"memory": -4096}, "--memory: found -4096, expected a size"),
     ],
@@ -351,6 +352,14 @@ def test_a_plan_from_python_refuses_what_the_command_refuses(
 ) -> None:
     with pytest.raises(KinjectError, match=message):
         kinject.plan(make_recipe(), **options, calibration=False)
+
+
+def test_real_steps_are_announced_only_where_some_are_timed(
+    make_recipe: Callable[..., Recipe], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    kinject.plan(make_recipe(), gpu="L4")
+    assert caplog.text.endswith("its shape, the corpus\n")
 
 
 def test_a_plan_from_python_reads_its_memory_as_the_command_does(

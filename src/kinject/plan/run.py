@@ -152,7 +152,8 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     from kinject.train.methods import method_of
     from kinject.train.setup import check_training
 
-    _check_counts({"--devices": n_devices, "--nodes": nodes, "--link": link})
+    # Of the link in the unit of its option.
+    _check_counts({"--devices": n_devices, "--nodes": nodes, "--link": link and link / 1e9})
     recipe.raise_any(find_problems("plan", recipe))
     recipe = replace(recipe, trainer=method_of(recipe).trainer_with_defaults(recipe.trainer))
     described = any(value is not None for value in (memory, n_devices, nodes, gpu))
@@ -164,10 +165,10 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     with recipe.locating():
         if described:
             (check_training if devices.here else check_model)(recipe)
-        log.info(
-            f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real "
-            "steps"
-        )
+        steps = ""
+        if calibration and devices.here:
+            steps = ", then some real steps"
+        log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus{steps}")
         step = step_of(recipe, devices)
         if recipe.model.path is not None and not step.model.name_or_path:
             notes.append(
