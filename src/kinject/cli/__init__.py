@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import errno
 import importlib
 import json
@@ -21,8 +20,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from kinject.cli.parsers import Parser, UsageError, VerbParser
 from kinject.disk import (
     causes,
     find_runs,
@@ -159,7 +159,6 @@ _PATH_FAULTS = (
 _UNUSABLE_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a name that no file has: in a recipe, or in a file of a run."""
 _MOST_RUNS = 20
-NO_PATH = "found nothing, a path is needed (this folder: .)"
 
 
 def program() -> int:
@@ -210,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     show(f"\nkinject {_verb(words)}: {hint}", file=sys.stderr)
                     answer(words, {"error": hint, "exit": exit_code(stop)})
             return exit_code(stop)
-        except _UsageError as error:
+        except UsageError as error:
             answer(words, {"error": error.message, "exit": 2})
             raise
         except Exception as bug:
@@ -495,13 +494,14 @@ def _check_default(verb: str, path: Path) -> None:
     )
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="kinject",
         usage="kinject [-h] [--version] [--json] VERB ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
+    parser.verbs = _VERBS
     parser.add_argument("--version", action="version", version=f"kinject {package_version()}")
     parser.add_argument(
         "--json",
@@ -513,7 +513,7 @@ def _parser() -> _Parser:
         metavar="VERB",
         prog="kinject",
         help=argparse.SUPPRESS,
-        parser_class=_VerbParser,
+        parser_class=VerbParser,
     )
     # Their import registers the verbs (`verb`); here, since they import from this module.
     for module in dict.fromkeys(_VERBS.values()):
@@ -570,53 +570,3 @@ def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> list[s
     """Return the options, of those whose values have these names, that the command line has."""
     given = [name for name in names if getattr(arguments, name)]
     return [f"--{_OPTIONS.get(name, name.replace('_', '-'))}" for name in given]
-
-
-def _named_path(word: str) -> Path:
-    """Return the path that a word names; "" may be a variable of the shell that is not set."""
-    if not word:
-        raise argparse.ArgumentTypeError(NO_PATH)
-    return Path(word)
-
-
-class _UsageError(SystemExit):
-    """A command line that cannot be parsed."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(2)
-        self.message = message
-
-
-class _VerbParser(argparse.ArgumentParser):
-    """Prints descriptions as they are written."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
-        self.register("type", Path, _named_path)
-
-    def nearest_option(self, unknown: Sequence[str]) -> str:
-        """Return a sentence on the option that the first of `unknown` resembles, "" if none does."""
-        word = unknown[0].partition("=")[0]
-        # kinject alone knows --json, which may stand behind each verb.
-        options = (*self._option_string_actions, "--json")
-        near = difflib.get_close_matches(word, options, 1, cutoff=0.7)
-        return f" Did you mean {near[0]}?" if near else ""
-
-    def error(self, message: str) -> NoReturn:
-        """Print usage and message, and raise `_UsageError`."""
-        self.print_usage(sys.stderr)
-        show(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise _UsageError(message)
-
-
-class _Parser(_VerbParser):
-    """Suggests the verb that an unknown one resembles."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with 2 and the message."""
-        wrong = re.search(r"argument VERB: invalid choice: '(.*?)'", message)
-        if wrong:
-            near = difflib.get_close_matches(wrong[1], _VERBS, 1)
-            meant = f" Did you mean {near[0]}?" if near else ""
-            message = f"{wrong[1]}: no such command.{meant} All: kinject --help"
-        super().error(message)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from kinject.cli import (
-    NO_PATH,
     SHARD_OPTIONS,
     Outcome,
     given_options,
@@ -18,6 +17,7 @@ from kinject.cli import (
     verb,
 )
 from kinject.cli.job_files import JOB_OPTION, print_job
+from kinject.cli.parsers import NO_PATH
 from kinject.errors import InputError
 from kinject.terminal import format_count, show
 

@@ -20,6 +20,7 @@ from kinject.documents.text import one_line
 _LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
 _VARIES = re.compile(r"\d+|\b[ivxlc]+\b")
 HYPHEN = re.compile(r"[^\W\d_]-$")
+"""A letter and a hyphen at the end of a line: the word may go on in the next one."""
 _KEPT_HYPHEN = re.compile(
     r"(?<![^\W_])(?:well|self|half|high|low|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)-$",
     re.IGNORECASE,
@@ -29,7 +30,6 @@ _ENDING = re.compile(r"(?:ness|less|ish|er|est|ly|land|lands|life|time|way|light
 """What continues a word in whose middle such a beginning is: well-ness, high-est."""
 _SECOND_WORD = re.compile(r"(?:und|oder|bzw|sowie|and)\b")
 """What follows the hyphen of a word whose second part is in the next one: Nord- und Ostsee."""
-"""A letter and a hyphen at the end of a line: the word may go on in the next one."""
 WIDE = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60]")
 """Letters and marks of Chinese and Japanese."""
 _PAGE_NUMBER = re.compile(r"\W*(?:page|seite|p\.)?\s*#\W*(?:(?:of|von|/)\s*#\W*)?")

@@ -152,8 +152,7 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     from kinject.train.methods import method_of
     from kinject.train.setup import check_training
 
-    # Of the link in the unit of its option.
-    _check_counts({"--devices": n_devices, "--nodes": nodes, "--link": link and link / 1e9})
+    _check_counts(n_devices, nodes, link)
     recipe.raise_any(find_problems("plan", recipe))
     recipe = replace(recipe, trainer=method_of(recipe).trainer_with_defaults(recipe.trainer))
     described = any(value is not None for value in (memory, n_devices, nodes, gpu))
@@ -165,10 +164,7 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     with recipe.locating():
         if described:
             (check_training if devices.here else check_model)(recipe)
-        steps = ""
-        if calibration and devices.here:
-            steps = ", then some real steps"
-        log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus{steps}")
+        _announce(recipe, is_timed=calibration and devices.here)
         step = step_of(recipe, devices)
         if recipe.model.path is not None and not step.model.name_or_path:
             notes.append(
@@ -185,10 +181,7 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     if timing is None:
         devices = _with_pace(devices)
     n_steps, rates = _planned_rates(recipe, step, length, devices.count)
-    computed = step
-    if length is not None and not recipe.trainer.get("packing"):
-        computed = _with_mean_rows(step, length, devices.count)
-    step_flops = count_flops(computed, shapes)
+    step_flops = count_flops(_with_mean_rows(recipe, step, length, devices.count), shapes)
     step_seconds = step_flops / devices.flops
     if timing is not None:
         step_seconds = timing.step_seconds
@@ -212,7 +205,17 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     )
 
 
-def _check_counts(counts: Mapping[str, float | None]) -> None:
+def _announce(recipe: TrainRecipe, *, is_timed: bool) -> None:
+    steps = ""
+    if is_timed:
+        steps = ", then some real steps"
+    log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus{steps}")
+
+
+def _check_counts(n_devices: int | None, nodes: int | None, link: float | None) -> None:
+    counts: dict[str, float | None] = {"--devices": n_devices, "--nodes": nodes, "--link": link}
+    if link is not None:
+        counts["--link"] = link / 1e9  # in the unit of the option
     for flag, value in counts.items():
         # NaN is in no range, and no link is infinitely fast.
         if value is not None and not 0 < value < math.inf:
@@ -228,9 +231,13 @@ def _with_pace(devices: Devices) -> Devices:
     return replace(devices, flops=matrix_pace(devices.kind) / n_processes)
 
 
-def _with_mean_rows(step: Step, length: RunLength, n_devices: int) -> Step:
+def _with_mean_rows(
+    recipe: TrainRecipe, step: Step, length: RunLength | None, n_devices: int
+) -> Step:
     """Return a step with rows of the mean length: one that is not packed is as long as its text,
     not as the longest that is allowed, which memory is planned for."""
+    if length is None or recipe.trainer.get("packing"):
+        return step
     n_rows = length.steps * step.batch * step.accumulation * n_devices
     return replace(step, block=min(step.block, math.ceil(length.tokens / n_rows)))
 

@@ -47,8 +47,7 @@ MethodName = Literal["cpt", "sft", "distill", "recall"]
 """What `method` of a recipe may be; `kinject.recipe.method_rules` has the rules of each."""
 
 NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"})
-"""Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the
-recipe."""
+"""Sections that some verb cannot do without: nothing there is a mistake, whatever the verb."""
 
 NOT_TRAINING = frozenset({"run_dir", "documents", "augment", "questions", "eval", "study"})
 """Top-level keys that change nothing about a training; every other one, a new section too, is in
@@ -583,8 +582,7 @@ def _similar_file(path: Path) -> Path | None:
 
 
 def _read_file(path: Path) -> YamlFile:
-    """Read a recipe file. Raises `RecipeError` if there is none, with the command that makes it,
-    and as `read_yaml`."""
+    """Read a recipe file. Raises as `read_yaml`; for a missing one with what makes it."""
     if is_folder(path):
         raise RecipeError([Problem("", _about_folder(path), str(path))])
     if not path_exists(path):

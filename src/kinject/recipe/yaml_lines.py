@@ -264,8 +264,8 @@ def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
 def _compose(text: str) -> tuple[_Loader | _FastLoader, yaml.Node | None]:
     """Return the root of `text`, None if it has none, and the loader that made it."""
     # libyaml reads the 151 files that ship in a sixth of the time. PyYAML's own parser gives the
-    # messages, and reads half a surrogate pair, which a message then names. A name of a file that is
-    # not UTF-8 comes from the command line as such halves, which libyaml cannot even be given.
+    # messages, and reads half a surrogate pair, which a message then names. The name of a file that
+    # is not UTF-8 comes from the command line as such halves, which libyaml cannot even be given.
     with contextlib.suppress(yaml.YAMLError, UnicodeEncodeError):
         if _is_shallow(text):
             fast = _FastLoader(text)

@@ -317,9 +317,9 @@ def contrast_estimate(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> Esti
     interval and p.
 
     An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, once by a
-    seed of each arm) for the effective number of questions, with the variance of seeds and Student's t. p is
-    the largest of the one that belongs to this interval, that of the exact sign-flip test by
-    document, and those of `_skewed_p` and `_unseen_p`.
+    seed of each arm) for the effective number of questions, with the variance of seeds and
+    Student's t. p is the largest of the one that belongs to this interval, that of the exact
+    sign-flip test by document, and those of `_skewed_p` and `_unseen_p`.
     """
     unit = 2 / sum(abs(weight) for weight, _ in weighted)
     scaled = [(unit * weight, matrix) for weight, matrix in weighted]
