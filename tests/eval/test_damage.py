@@ -12,7 +12,10 @@ from kinject.disk import write_manifest, write_sha256sums
 from kinject.errors import InputError
 from kinject.eval import evaluate
 from kinject.eval.compare import read_run, split_known
+from kinject.eval.run import evaluate_shard, merge_answers
+from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import Recipe, read_recipe
+from kinject.shards import Shard
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -52,6 +55,24 @@ def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> Non
         read_run(recipe.run_dir)
     evaluate(recipe)
     assert len(read_run(recipe.run_dir).settings) == 2
+
+
+def test_answers_that_were_changed_are_neither_read_nor_reported(recipe: Recipe) -> None:
+    evaluate_shard(recipe, Shard(1, 1))
+    path = Shard(1, 1).folder(recipe.run_dir) / "answers.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*rows[:5], rows[5].replace('"gold": 1', '"gold": 2'), *rows[6:]]))
+    assert path.read_text() != "".join(rows)
+    with pytest.raises(InputError, match=r"bytes are not those .* \(--shard 1/1\); if you changed"):
+        merge_answers(recipe)
+    for use in (lambda: evaluate_shard(recipe, Shard(1, 1)), lambda: read_run(path.parent)):
+        with pytest.raises(
+            InputError, match=r"answers\.jsonl: its rows are not those that were wr"
+        ):
+            use()
+    path.write_text("".join(rows[:-1]))
+    assert evaluate_shard(recipe, Shard(1, 1)) == len(rows)
+    assert len(read_answers(path)) == len(rows)
 
 
 def test_answers_of_a_run_that_was_stopped_are_not_mixed_with_those_of_the_run_before(

@@ -490,6 +490,14 @@ def test_merged_shards_are_the_report_of_one_process(
     assert merged.perplexities[0].per_token == pytest.approx(whole.perplexities[0].per_token)
     for path in (*recipe.run_dir.glob("shards/*/answers.jsonl"), recipe.run_dir / "answers.jsonl"):
         path.write_text("")
+    with pytest.raises(
+        InputError, match=r"1-of-\d/answers.jsonl: its bytes are not .* Run it again"
+    ):
+        merge_answers(recipe)
+    # With other weights the shards' files are as they were written, and have none of the answers.
+    for path in recipe.run_dir.glob("shards/*/manifest.json"):
+        written = json.loads(path.read_text())
+        path.write_text(json.dumps({**written, "outputs": {}}))
     with pytest.raises(InputError, match="the shards lack 8 of its answers"):
         merge_answers(recipe)
 

@@ -51,7 +51,7 @@ SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "
 FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal": 0.05, "echo": 0.05}
 CONCURRENCY = 8
 pytestmark = pytest.mark.soak
-DATED = ("log.jsonl", "timing.jsonl", "flips.jsonl")
+DATED = ("log.jsonl", "timing.jsonl", "flips.jsonl", "answers.jsonl")
 """Outputs whose hash in a manifest is one of times, or of last digits, too."""
 
 

@@ -35,7 +35,13 @@ from kinject.eval.prompts import ChatStyle, PromptRequest
 from kinject.eval.require import check_requirements, read_requirements, write_checks
 from kinject.eval.results import Evaluation, make_report
 from kinject.eval.scores import PromptScore
-from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
+from kinject.eval.scoring.answers import (
+    GRADES_FILE,
+    AnswerStore,
+    ResumableScoring,
+    check_stored,
+    join_processes,
+)
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
 from kinject.heap import document_hashes, read_documents
@@ -104,7 +110,7 @@ def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
     inputs, plan = _check_inputs(recipe)
     recipe = _part_of(recipe, shard)
     plan = replace(plan, sets=tuple(_questions_of(item, shard) for item in plan.sets))
-    with lock_dir(recipe.run_dir, stage="eval"), AnswerStore(recipe.run_dir / _ANSWERS) as answers:
+    with lock_dir(recipe.run_dir, stage="eval"), _open_answers(recipe.run_dir) as answers:
         evaluation = Evaluation(plan, recipe.eval)
         scoring = ResumableScoring(answers, join_processes(recipe.run_dir))
         run = _Run(recipe, evaluation, scoring, dict(inputs), [])
@@ -122,6 +128,15 @@ def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
             outputs=[_ANSWERS],
         )
     return n_answers
+
+
+def _open_answers(folder: Path) -> AnswerStore:
+    """Return the open answers of a run folder. Raises as `AnswerStore`, and `InputError` for rows
+    that were changed."""
+    path = folder / _ANSWERS
+    if path.exists():
+        check_stored(path)
+    return AnswerStore(path)
 
 
 def _refuse_processes(option: str) -> None:
@@ -170,6 +185,9 @@ def merge_answers(recipe: EvalRecipe, draw: _Draw | None = None) -> Report:
     inputs, plan = _check_inputs(recipe)
     command = f"kinject eval {recipe.command_line}"
     with finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards:
+        for one in shards:
+            again = f"Run it again (--shard {one.shard}); if you changed it, move it away first."
+            check_output(one.folder / _ANSWERS, again)
         for name in recipe.eval.endpoints():
             cache = cache_of(name)
             merge_caches(recipe.run_dir / cache, [one.folder / cache for one in shards])
@@ -229,7 +247,7 @@ def _evaluate(
     if not shards:
         refuse_unmerged(recipe.run_dir, _ANSWERS)
     shard = join_processes(recipe.run_dir)
-    with lock_dir(shard.folder, stage="eval"), AnswerStore(shard.folder / _ANSWERS) as answers:
+    with lock_dir(shard.folder, stage="eval"), _open_answers(shard.folder) as answers:
         answers.read_others(shard.other_answers())
         answers.read_others([one.folder / _ANSWERS for one in shards])
         # Before a model is loaded: a judge that is not accurate enough ends the run.
@@ -493,7 +511,7 @@ def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]
 
 
 def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
-    folder, outputs = run.recipe.run_dir, ["flips.jsonl"]
+    folder, outputs = run.recipe.run_dir, [_ANSWERS, "flips.jsonl"]
     write_jsonl(folder / "flips.jsonl", find_flips(run.evaluation))
     write_json(folder / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
     of_all = EvalCounts(

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ from kinject.disk import (
     content_id,
     read_journal,
     read_jsonl,
+    read_lines,
 )
 from kinject.disk.offsets import OffsetIndex
 from kinject.errors import InputError
@@ -230,10 +232,30 @@ def read_answers(path: Path) -> list[Answer]:
     manifest = manifest_beside(path)
     if isinstance(manifest, EvalManifest):
         _check_rows(path, n_rows, manifest.counts.stored)
+    check_stored(path)
     grades = _read_grades(path.with_name(GRADES_FILE))
     if not grades:
         return answers
     return [with_grade(answer, grades) for answer in answers]
+
+
+def check_stored(path: Path) -> None:
+    """Raise `InputError` if the rows that the last finished run counted in `path` are no longer as
+    it wrote them, by the hash in the manifest beside it. Rows may have been added behind them."""
+    manifest = manifest_beside(path)
+    if not isinstance(manifest, EvalManifest) or path.name not in manifest.outputs:
+        return
+    digest, n_rows = hashlib.sha256(), 0
+    for _, line in islice(read_lines(path), manifest.counts.stored):
+        digest.update(line)
+        n_rows += 1
+    # Of missing rows the prompts are scored again: a damaged line is to be deleted.
+    if n_rows == manifest.counts.stored and digest.hexdigest() != manifest.outputs[path.name]:
+        raise InputError(
+            f"{path}: its rows are not those that were written (manifest.json beside it has their "
+            "hash). Move it away to score all prompts again, or delete manifest.json to take it as "
+            "it is, and run kinject eval again."
+        )
 
 
 def _check_rows(path: Path, n_rows: int, n_written: int) -> None:
