@@ -55,6 +55,10 @@ def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> Non
         read_run(recipe.run_dir)
     evaluate(recipe)
     assert len(read_run(recipe.run_dir).settings) == 2
+    # Within a row, as by a full disk or a crash of the machine.
+    path.write_bytes(path.read_bytes()[:-9])
+    evaluate(recipe)
+    assert len(read_run(recipe.run_dir).settings) == 2
 
 
 def test_answers_that_were_changed_are_neither_read_nor_reported(recipe: Recipe) -> None:
