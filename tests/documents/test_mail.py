@@ -278,3 +278,35 @@ def test_flowed_lines_are_one_paragraph_and_forwarded_mails_documents() -> None:
         ("a.eml/attachment-1", "# Middle\n\nSee below."),
         ("a.eml/attachment-1/attachment-1", "# Old\n\nGrüße."),
     ]
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (
+            '<p>At nine.</p><div class="gmail_quote"><div>On Monday Bo wrote:</div>'
+            "<blockquote>When?</blockquote></div>",
+            "At nine.",
+        ),
+        (
+            '<p>At ten.</p><div class="moz-cite-prefix">On 3 May Bo wrote:</div>'
+            '<blockquote type="cite"><p>When?</p><blockquote type="cite">Tell me.</blockquote>'
+            "</blockquote>",
+            "At ten.",
+        ),
+        (
+            '<blockquote type="cite"><p>When?</p></blockquote><p>At one.</p>',
+            "When?\n\nAt one.",
+        ),
+        (
+            '<p>See below.</p><div class="gmail_quote">---------- Forwarded message ---------'
+            "<p>It sails at two.</p></div>",
+            "See below.\n\n---------- Forwarded message ---------\n\nIt sails at two.",
+        ),
+    ],
+)
+def test_the_quoted_mail_that_ends_a_web_page_is_left_out(page: str, text: str) -> None:
+    mail = EmailMessage()
+    mail["Subject"] = "Ferry"
+    mail.set_content(f"<html><body>{page}</body></html>", subtype="html")
+    assert _text("a.eml", bytes(mail)) == f"# Ferry\n\n{text}"

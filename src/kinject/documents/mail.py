@@ -36,6 +36,7 @@ from kinject.documents.text import (
     decode,
     import_extra,
     library_errors,
+    one_line,
 )
 from kinject.errors import InputError
 from kinject.types import Document
@@ -51,6 +52,10 @@ _LEAST_OF_PAGE = 0.3
 _SAME = 0.9
 """The fraction of the words that two parts which say the same have in common."""
 _QUOTES = re.compile(">+")
+_QUOTED_MAIL = "div.gmail_quote, blockquote.gmail_quote, blockquote[type=cite]"
+"""The mail that Gmail, Apple Mail and Thunderbird quote in a web page."""
+_QUOTE_HEAD = "div.moz-cite-prefix, div.gmail_attr"
+"""Who wrote it and when, which may stand above it."""
 _SIGNATURE = "-- "
 """The line above a signature, which is never continued."""
 _PROPERTIES = "__properties_version1.0"
@@ -186,7 +191,7 @@ def _text_of(path: Path, part: Message, attachments: list[Message]) -> str:
     declared = str(part.get_content_charset() or "")
     if kind == "text/html":
         page, _ = decode(path, content, declared or declared_charset(content))
-        return page_of(path, page, whole_page=True)[1]
+        return page_of(path, _page_without_quotes(path, page), whole_page=True)[1]
     text, _ = decode(path, content, declared)
     if str(part.get_param("format", "")).lower() == "flowed":
         text = _unwrapped(text, str(part.get_param("delsp", "")).lower() == "yes")
@@ -302,6 +307,22 @@ def _without_quotes(text: str) -> str:
             end = first
             break
     return "\n".join(lines[:end]).strip()
+
+
+def _page_without_quotes(path: Path, page: str) -> str:
+    """Return the web page of a mail without the quoted mail that ends it."""
+    tree = import_extra("selectolax.lexbor", path).LexborHTMLParser(page)
+    whole = one_line(tree.text())
+    for quote in tree.css(_QUOTED_MAIL):
+        quoted = one_line(quote.text())
+        is_all = quoted == whole
+        # Of a mail that was passed on, it is what the mail is about.
+        if quoted and whole.endswith(quoted) and not is_all and "-----" not in quoted:
+            for head in tree.css(_QUOTE_HEAD):
+                head.decompose()
+            quote.decompose()
+            return tree.html or ""
+    return page
 
 
 def _attachment(
@@ -485,6 +506,7 @@ class _OutlookFolder:
             page, _ = decode(self._path, data, declared)
         text = ""
         if page.strip():
+            page = _page_without_quotes(self._path, page)
             text = page_of(self._path, page, whole_page=True)[1]
         packed = self.read(f"{_RICH_TEXT}0102")
         if text or not packed:
