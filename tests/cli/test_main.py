@@ -396,3 +396,16 @@ def test_questions_are_counted_before_the_model_is_asked(
     assert out.startswith(
         "2 documents, 2 passages: 6 questions, 2 requests or more go to dear for them"
     )
+
+
+def test_the_sandbox_is_announced_once_for_questions_of_retention(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = _rows(here / "d.jsonl", {"text": "Bryn was born in Kelm."})
+    section = {"documents": documents, "generator": {"kind": "sandbox"}}
+    (here / "recipes").mkdir()
+    (here / _recipe(here, questions=section)).rename("recipes/questions.yaml")
+    assert main(["questions", "--retention", "--dry-run", "questions.n_questions=2"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("recipes/questions.yaml: the sandbox")
+    assert [line.partition(",")[0] for line in others] == ["1 document"]

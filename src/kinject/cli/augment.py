@@ -185,8 +185,10 @@ def _questions(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.questions import render_questions
 
     if arguments.retention:
-        run_dir = recipe_of(arguments, "questions").run_dir / "retention"
-        arguments.arguments += [f"run_dir={run_dir}", "questions.retention=true"]
+        recipe = recipe_of(arguments, "questions")
+        overrides = (f"run_dir={recipe.run_dir / 'retention'}", "questions.retention=true")
+        # By its path, since a default recipe would be announced a second time.
+        arguments.arguments = [str(recipe.path), *recipe.overrides, *overrides]
     if arguments.dry_run:
         from kinject.augment.preview import preview_questions
 
