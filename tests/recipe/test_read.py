@@ -243,6 +243,10 @@ def test_an_override_that_is_not_utf_8_is_refused(write: Write) -> None:
             "run_dir: a\ncorpus: {path: x, bos: yes}\n",
             "r.yaml:2: corpus.bos: found 'yes' (text), expected true or false.",
         ),
+        (
+            "run_dir: a\ntrainer: {weight_decay: -.inf}\n",
+            "r.yaml:2: trainer.weight_decay: found -inf, expected a finite number.",
+        ),
         ("run_dir: a\nseed:\n", "r.yaml:2: seed: found nothing, expected a whole number, as 1000."),
         (
             "run_dir: a\ndocuments: {fields: {txt: body}}\n",

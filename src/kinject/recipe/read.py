@@ -265,7 +265,10 @@ def read_recipe(
 
     def report(key: KeyPath, message: str) -> None:
         dotted = ".".join(map(str, key))
-        problems.append(Problem(dotted, message, _location(file, overridden, key)))
+        problem = Problem(dotted, message, _location(file, overridden, key))
+        # A number of the trainer that is not finite is found by its section and by its field.
+        if problem not in problems:
+            problems.append(problem)
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
         message = _about_input(value, kind, must_exist=key[0] in checked)
