@@ -372,3 +372,20 @@ def test_a_token_matched_arm_reads_what_the_other_read_without_what_was_cut_off(
     own = SimpleNamespace(model=None, corpus=SimpleNamespace(path="corpus.jsonl"))
     overrides = stages._matching_epochs(own, tmp_path)
     assert overrides == ["trainer.max_steps=-1", "trainer.num_train_epochs=5.0"]  # 4 x 600 / 480
+
+
+def test_weights_that_a_killed_run_was_deleting_are_deleted_by_the_next_one(tmp_path: Path) -> None:
+    stage = Stage("id", "train", tmp_path / "train", "train.yaml", ())
+    weights = stage.folder / "model" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    done = {"id": "id", "tokens": 5}
+    write_json(stage.marker, {**done, "deleted": True})
+    status = StageStatus()
+    assert status.add([stage]) == []
+    write_json(stage.marker, done)  # another study has trained it again meanwhile
+    status.delete_model(stage)
+    assert weights.is_file()
+    write_json(stage.marker, {**done, "deleted": True})
+    status.delete_model(stage)
+    assert not weights.exists()

@@ -50,8 +50,7 @@ NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"
 """Sections that some verb cannot do without: nothing there is a mistake, whatever the verb."""
 
 NOT_TRAINING = frozenset({"run_dir", "documents", "augment", "questions", "eval", "study"})
-"""Top-level keys that change nothing about a training; every other one, a new section too, is in
-its fingerprint."""
+"""Top-level keys that change nothing about a training; all others are in its fingerprint."""
 
 MAX_SEED = 2**32 - 1
 """The largest seed that numpy takes."""
@@ -226,8 +225,7 @@ _RECIPES: Mapping[str, type[Recipe]] = {
     "study": StudyRecipe,
     "plan": TrainRecipe,
 }
-"""Verb -> its recipe: the sections that the class declares again are those that the verb requires.
-"""
+"""Verb -> its recipe: sections that the class declares again are those that the verb requires."""
 
 
 def read_recipe(
@@ -256,9 +254,8 @@ def read_recipe(
     # Before all checks: without general text a recipe is the one that lacks these lines.
     notes = _leave_out_general_text(raw)
     checked: tuple[str, ...] = ()
-    if (
-        check_inputs and verb != "plan"
-    ):  # a plan reads no corpus: it may be made before there is one
+    # A plan reads no corpus: it may be made before there is one.
+    if check_inputs and verb != "plan":
         checked = required
     if check_inputs and verb == "train":
         checked += ("probes", "distillation")  # used if they are there
@@ -266,7 +263,7 @@ def read_recipe(
     def report(key: KeyPath, message: str) -> None:
         dotted = ".".join(map(str, key))
         problem = Problem(dotted, message, _location(file, overridden, key))
-        # A number of the trainer that is not finite is found by its section and by its field.
+        # A number that is not finite is found by its section and by its field.
         if problem not in problems:
             problems.append(problem)
 

@@ -97,14 +97,19 @@ class StageStatus:
     def delete_model(self, stage: Stage) -> None:
         """Delete the weights that a finished stage made; its counts then hold `deleted`."""
         counts = self.done.get(stage.id)
-        if counts is not None and stage.kind in ("train", "merge") and "deleted" not in counts:
-            # Another study that shares the stage may make it again.
-            with held(stage):
+        if counts is None or stage.kind not in ("train", "merge"):
+            return
+        # Another study that shares the stage may make it again.
+        with held(stage):
+            if "deleted" not in counts:
                 self.done[stage.id] = {**counts, "deleted": True}
                 # First: a kill in between must not leave a stage that is done and has no weights.
                 write_json(stage.marker, self.done[stage.id])
-                for path in (*stage.folder.rglob("*.safetensors"), *stage.folder.rglob("*.pt")):
-                    delete_file(path)
+            # A run that was killed in between has left the weights, and the marker.
+            elif "deleted" not in (stage.read_done() or {}):
+                return
+            for path in (*stage.folder.rglob("*.safetensors"), *stage.folder.rglob("*.pt")):
+                delete_file(path)
 
     def all_done(self, stages: Sequence[Stage]) -> bool:
         """Return whether all of `stages` are done."""
@@ -286,11 +291,14 @@ class Study:
         `study.keep_models`.
         """
         pending, delete = self.status.add(stages), is_last and not self.recipe.study.keep_models
-        if pending and self.start_executor is not None:
+        if self.start_executor is None:
+            return
+        if pending:
             run_stages(pending, self.status, self.start_executor(), title, delete_models=delete)
-            if delete:
-                for stage in stages:
-                    self.status.delete_model(stage)
+        if delete:
+            # Those that failed are tried again by the same command.
+            unfinished = [stage for stage in stages if stage.id not in self.status.done]
+            _delete_unread([stage.id for stage in stages], unfinished, self.status)
 
 
 def open_study(recipe: StudyRecipe) -> Study:
