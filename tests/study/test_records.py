@@ -201,12 +201,13 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
                     )
                     store.add(f"k{k}{i}", Answer(f"q{i}", "set", arm, "texts", 0, k, ("p", "gone")[:k], 0, (value, -8.0),
                                                  (1, 1), (1, 1), cut))  # fmt: skip
+            n = store.n_rows
         report = Report("evaluation", "t", ("m",), (), (), recalls=(Recall("set", 1, 3, 5),))
         write_json(folder / "report.json", {"format_version": 1, **to_json(report)})
         write_manifest(
             folder / "manifest.json", stage="eval", inputs={},
             recipe={"eval": {"models": {"m": "m"}, "questions": {"set": "set.jsonl"}}},
-            counts={"answers": 5, "scored_now": 5, "stored": 5},
+            counts={"answers": n, "scored_now": n, "stored": n},
         )  # fmt: skip
         manifest = json.loads((folder / "manifest.json").read_text())
         write_json(folder / "manifest.json", {**manifest, "written": f"2026-0{seed + 1}-02"})

@@ -436,7 +436,10 @@ def render_power(
             needed = FEWEST  # it flips no signs
         change = cheapest(design, spread, MARGIN)
         if n_documents < needed:
-            text = f"cannot be tested with {format_count(n_documents, 'document')}, {needed} needed"
+            text = (
+                f"cannot be tested ({format_count(n_questions, 'question')} on "
+                f"{format_count(n_documents, 'document')}, {needed} are needed)"
+            )
         else:
             text = _told(design, spread, n_questions)
         if change:
