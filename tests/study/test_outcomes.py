@@ -177,7 +177,7 @@ def test_the_power_of_joint_sets_has_each_question_without_a_document_as_one() -
 
 def test_a_claim_on_too_few_documents_has_no_power() -> None:
     assert power_line(range(3), n=3).startswith(
-        "power: c: cannot be tested with 7 documents, 10 needed; 5 points need "
+        "power: c: cannot be tested (8 questions on 7 documents, 10 are needed); 5 points need "
     )
     assert power_line(range(3), n=5).startswith("power: c: tells a difference of ")
 
