@@ -40,7 +40,7 @@ class VerbParser(argparse.ArgumentParser):
     def nearest_option(self, unknown: Sequence[str]) -> str:
         """Return a sentence on the option that the first of `unknown` resembles, "" without one."""
         word = unknown[0].partition("=")[0]
-        # kinject alone knows --json, which may stand behind each verb.
+        # --json is an option of kinject itself, and may follow any verb.
         options = (*self._option_string_actions, "--json")
         near = difflib.get_close_matches(word, options, 1, cutoff=0.7)
         if not near:

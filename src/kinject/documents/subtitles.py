@@ -21,7 +21,7 @@ _ENDS = (".", "!", "?", "…", '"', "”", "。", "！", "？")
 
 
 def read_subtitles(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield subtitles as one document, a sentence that goes on in the next of them on one line."""
+    """Yield subtitles as one document; a sentence over several of them is on one line."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     lines: list[str] = []
     last = ""

@@ -99,6 +99,8 @@ class StageStatus:
         counts = self.done.get(stage.id)
         if counts is None or stage.kind not in ("train", "merge"):
             return
+        if "deleted" in counts and not _weights_in(stage.folder):
+            return
         # Another study that shares the stage may make it again.
         with held(stage):
             if "deleted" not in counts:
@@ -108,7 +110,7 @@ class StageStatus:
             # A run that was killed in between has left the weights, and the marker.
             elif "deleted" not in (stage.read_done() or {}):
                 return
-            for path in (*stage.folder.rglob("*.safetensors"), *stage.folder.rglob("*.pt")):
+            for path in _weights_in(stage.folder):
                 delete_file(path)
 
     def all_done(self, stages: Sequence[Stage]) -> bool:
@@ -121,6 +123,10 @@ class StageStatus:
             if stage.id in self.failed:
                 return stage, self.failed[stage.id]
         return None
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    return [*folder.rglob("*.safetensors"), *folder.rglob("*.pt")]
 
 
 def reads_files_of(stage: Stage, made: Stage) -> bool:

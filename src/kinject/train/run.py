@@ -289,7 +289,7 @@ def _refuse_unknown(folder: Path) -> None:
 
 def _refuse_other_checkpoints(folder: Path, inputs: Mapping[str, str]) -> None:
     """Raise `TrainingError` for a checkpoint of other inputs: without a manifest, which a user may
-    delete or lose, the run would go on from it with the other recipe's rate."""
+    delete, the run would continue from it at the learning rate of another recipe."""
     for _, path in checkpoints(folder):
         fingerprint = fingerprint_of(path)
         if fingerprint and fingerprint != inputs["fingerprint"]:
