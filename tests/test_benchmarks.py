@@ -427,6 +427,8 @@ def test_kept_stages_are_done_elsewhere_without_their_weights(tmp_path: Path) ->
         (folder / "stage.log").write_text("printed")
         if stage != "unfinished":
             (folder / "done.json").write_text(json.dumps({"id": stage, "seconds": 1.5}))
+            manifest = {"written": "2026-03-29T04:05:06+02:00"}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
     (stages / "claims").mkdir()
     (stages / "claims/d.json").write_text("declared first")
     assert [program.keep(stages, archives) for _ in range(2)] == [2, 0]
@@ -435,9 +437,13 @@ def test_kept_stages_are_done_elsewhere_without_their_weights(tmp_path: Path) ->
     (elsewhere / "eval/c/done.json").write_text("its own")
     assert program.restore(archives, elsewhere) == 1
     found = {str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*") if path.is_file()}
-    kept = {"train/b/answers.jsonl", "train/b/done.json", "claims/d.json"}
+    kept = {f"train/b/{name}" for name in ("answers.jsonl", "done.json", "manifest.json")}
+    kept.add("claims/d.json")
     assert found == {*kept, "eval/c/done.json"}
-    counts = Stage("b", "train", elsewhere / "train/b", "", ()).read_done()
+    restored = Stage("b", "train", elsewhere / "train/b", "", ())
+    # An hour of summer is in the manifest: 02:05:06 in Greenwich.
+    assert restored.ended() == 1_774_749_906
+    counts = restored.read_done()
     assert counts is not None
     assert (counts["seconds"], counts["deleted"]) == (1.5, True)
     shutil.rmtree(archives)
