@@ -246,22 +246,25 @@ def test_what_readme_says_of_its_two_tables_is_in_their_reports() -> None:
 
 COLUMNS = ("general", "prose", "instructions")
 OF_METHODS = (
-    (r"\(perplexity (\d+) against (\d+) from (\d+)\)", "prose", ("documents repeated", "documents and paraphrases", "base")),
-    (r"leaves (\d+) of (\d+)% of the instructions, prose at", "instructions", ("a cartridge", "base")),
-    (r"prose at (\d+) \(plain (\d+)\)", "prose", ("a cartridge", "documents and paraphrases")),
-    (r"general questions at (\d+)%", "general", ("a cartridge",)),
-    (r"real-methods.yaml`\): (\d+) of (\d+)%", "instructions", ("documents and paraphrases, projected", "base")),
-    (r"prose at (\d+), in 1.6", "prose", ("documents and paraphrases, projected",)),
-    (r"back.yaml`\): instructions (\d+)", "instructions", ("documents and paraphrases, then",)),
-    (r"back.yaml`\): instructions \d+, prose (\d+)", "prose", ("documents and paraphrases, then",)),
-    (r"own answers leaves (\d+)%", "instructions", ("the same, own chat and prose",)),
+    (r"leaves (\d+) of (\d+)% of the instructions", "instructions", ("a cartridge", "base")),
     (r"questions stay, (\d+) of (\d+)%", "instructions", ("the same, own chat and prose", "base")),
     (r"Real model: (\d+) of (\d+)% of the instructions", "instructions", ("documents and paraphrases, projected", "base")),
     (r"Real model: (\d+)% of instructions \(plain (\d+)%\)", "instructions", ("LoRA", "documents and paraphrases")),
     (r"Real model: prose (\d+) \(AdamW (\d+)\)", "prose", ("Muon", "documents and paraphrases")),
     (r"\(AdamW \d+\), instructions (\d+)% \((\d+)%\)", "instructions", ("Muon", "documents and paraphrases")),
 )  # fmt: skip
-"""What the methods say of the real model -> a column of the findings' table, and its rows."""
+"""What the methods say of the real model -> a column of the handbook's table, and its rows."""
+OF_COMPANY = (
+    (r"prose of (\d+) instead of (\d+) \(base (\d+)\)", "prose", ("repeated", "paraphrases", "base")),
+    (r"real.yaml`\) (\d+) instead of (\d+)% of the reworded", "reworded", ("best", "paraphrases")),
+    (r"questions, (\d+) instead of (\d+)% of the instructions \(base (\d+)%\)", "instructions", ("best", "paraphrases", "base")),
+    (r"Projection alone: (\d+)%", "instructions", ("projected",)),
+    (r"the base has (\d+)%, after paraphrases (\d+)%, projected (\d+)%", "the right passage", ("base+oracle", "paraphrases+oracle", "projected+oracle")),
+    (r"back.yaml`\): instructions (\d+)%", "instructions", ("distilled back",)),
+    (r"general questions (\d+) instead of (\d+)%", "general", ("distilled back", "paraphrases")),
+)  # fmt: skip
+"""The same of the company's documents -> the set (or the prose, or the right passage before reworded questions), and the
+arms in real.json."""
 
 
 def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
@@ -275,6 +278,18 @@ def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
             line = next(line for line in lines if line.startswith(f"| {row}"))
             value = float(re.findall(r"\d+\.\d", line.partition(" | ")[2])[COLUMNS.index(column)])
             assert abs(float(number) - value) <= 0.51, (pattern, row)
+    perplexities = {item["arm"]: item["per_token"] for item in REAL["perplexities"]}
+    for pattern, name, arms in OF_COMPANY:
+        said = re.search(pattern, methods)
+        assert said is not None, pattern
+        for number, arm in zip(said.groups(), arms, strict=True):
+            if name == "prose":
+                value = perplexities[arm]
+            elif name == "the right passage":
+                value = 100 * of_real(arm, "reworded", 1)["accuracy"]
+            else:
+                value = 100 * of_real(arm, name)["accuracy"]
+            assert abs(float(number) - value) <= 0.51, (pattern, arm)
     pages = [
         published.plain((ROOT / f"docs/{name}.md").read_text("utf-8"))
         for name in ("methods", "findings")
