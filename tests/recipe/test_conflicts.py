@@ -322,6 +322,11 @@ def _others(write: Write, verb: str, section: Mapping[str, Any]) -> tuple[Recipe
     return recipe, facts[verb]
 
 
+def test_a_budget_is_for_a_judge_with_a_price_beside_a_writer_without(write: Write) -> None:
+    section = {"judge": {**OPENAI, "price": [0.4, 1.6]}, "budget": 2.5}
+    assert find_problems("augment", *_others(write, "augment", section)) == []
+
+
 @pytest.mark.parametrize(("verb", "section", "key", "message"), OTHERS)
 def test_sections_that_do_not_train_have_rows_of_their_own(
     write: Write, verb: str, section: dict[str, Any], key: str, message: str

@@ -357,8 +357,8 @@ def augment_problems(
         yield from _file_problems(chosen)
     if section.judge is not None and section.judge.kind == "file":
         yield Problem("augment.judge.kind", "must answer: kind: file does not.")
-    if section.budget is not None and is_free(section.generator):
-        message = "needs augment.generator.price: without prices all is free."
+    if section.budget is not None and is_free(section.generator, section.judge):
+        message = "needs augment.generator.price, or the judge's: without prices all is free."
         yield Problem("augment.budget", message)
 
 
