@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from kinject.corpus.rows import CorpusFile
+from kinject.corpus.tokenize import Tokenization, tokenize_rows
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
-from kinject.models import load_model
-from kinject.recipe import Recipe
+from kinject.models import load_model, load_tokenizer
+from kinject.recipe import DistillationSection, Recipe
 from kinject.train import train
 from kinject.train.loss import divergence, log_probs_of
 from kinject.train.objectives import distillation as teacher
@@ -337,7 +338,7 @@ def test_a_prompt_and_a_conversation_are_read_behind_the_document(
         {"document_id": "d0", "prompt": "Question: Where?\nAnswer:", "completion": " Kelm"},
         {"document_id": "d0", "messages": turns},
         {"document_id": "unknown", "text": "Nobody wrote of this."},
-        {"document_id": "d0", "text": "Bryn works at the mill. " * 60},
+        {"document_id": "d0", "origin": "variant", "text": "Bryn works at the mill. " * 60},
     ]
     corpus = {
         **paraphrases,
@@ -366,6 +367,35 @@ def test_a_prompt_and_a_conversation_are_read_behind_the_document(
     assert any(
         "reads 4 of 6 rows; the others are learned by cross-entropy" in note for note in made.notes
     )
+
+
+@pytest.mark.parametrize("names_documents", [False, True])
+def test_the_teacher_reads_all_passages_of_a_document_but_none_behind_itself(
+    make_recipe: MakeRecipe,
+    tiny_model: Path,
+    write_rows: Callable[[str, list[dict[str, str]]], Path],
+    names_documents: bool,
+) -> None:
+    """kinject augment writes each passage of a long document, and behind it its rewritings."""
+    passages = ("Bryn was born in 1911.", "Kelm taught her.", "She left the mill in 1950.")
+    variants = ("1911 is when Bryn was born.", "Her teacher was Kelm.", "In 1950 she left it.")
+    rows = []
+    for passage, variant in zip(passages, variants, strict=True):
+        rows.append({"document_id": "d7", "origin": "original", "text": passage})
+        rows.append({"document_id": "d7", "origin": "variant", "text": variant})
+    document, section = "\n\n".join(passages), DistillationSection()
+    if names_documents:
+        document = " ".join(passages)
+        path = write_rows("documents.jsonl", [{"id": "d7", "text": document}])
+        section = DistillationSection(documents=str(path))
+    corpus = CorpusFile(write_rows("rows.jsonl", rows))
+    tokenizer, tokenization = load_tokenizer(str(tiny_model)), Tokenization()
+    tokens = list(tokenize_rows(corpus, tokenizer, tokenization))
+    recipe = make_recipe(method="distill")
+    read = teacher.teacher_rows(recipe, section, corpus, tokens, tokenizer, tokenization)
+    heads = [tokenizer.decode(read.head(n), skip_special_tokens=True) for n in range(len(rows))]
+    assert heads[1::2] == [f"{document}\n\n"] * 3
+    assert heads[0::2] == [f"{variant}\n\n" for variant in variants]
 
 
 def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(

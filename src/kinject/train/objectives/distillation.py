@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 NO_TEACHER = -1
 """The number of a token without a prediction of the teacher."""
 
-_HEADS_FORMAT = 1
+_HEADS_FORMAT = 2
 """Format of cached heads. It changes with the rules of the teacher's texts."""
 _PASSAGE_TOKENS = 128
 """Most tokens of a passage, where a document does not fit as a whole."""
@@ -140,9 +140,9 @@ class TeacherRows:
 class HeadWriter:
     """Makes the head of each row of a corpus.
 
-    `documents` are the texts of documents by id, `others` another text of each. `window` is the
-    most tokens that the teacher reads (None: any number); of a document that leaves no room for the
-    row it reads the passages nearest to the row.
+    `documents` are the texts of documents by id, `others` has other texts of theirs, as
+    `_other_texts` returns them. `window` is the most tokens that the teacher reads (None: any
+    number); of a document that leaves no room for the row it reads the passages nearest to the row.
     """
 
     section: DistillationSection
@@ -150,7 +150,7 @@ class HeadWriter:
     tokenization: Tokenization
     window: int | None
     documents: Mapping[str, str]
-    others: Mapping[str, str]
+    others: Mapping[tuple[str, str], str]
 
     def heads(self, rows: Iterable[CorpusRow], tokens: Iterable[TokenRow]) -> Iterator[TokenRow]:
         """Yield the head of each row; an empty one if it has no context, or if head and text exceed
@@ -183,16 +183,18 @@ class HeadWriter:
         return [*begin, *before], len(token_row.input_ids) - len(begin)
 
     def _context(self, row: CorpusRow, n_tokens: int) -> str:
-        """Return the text before a row of `n_tokens`: its document, or for the document itself
-        another text of it.
+        """Return the text before a row of `n_tokens`: its document, or for a passage of the
+        document another text of it.
 
         It is "" without a document, and where no passage of it fits.
         """
         if self.section.context != "document":
             return ""
         document = self.documents.get(row.document_id, "")
-        if row.shape == "text" and row.text == document:
-            document = self.others.get(row.document_id, "")
+        # Behind itself a passage would only be copied.
+        if row.shape == "text" and row.text in document:
+            of_passage = self.others.get((row.document_id, row.text), "")
+            document = of_passage or self.others.get((row.document_id, ""), "")
         if not document:
             return ""
         room = self.section.context_tokens
@@ -286,7 +288,6 @@ def teacher_rows(
         documents, others = {}, {}
         if section.context == "document":
             documents = document_texts(section.documents, recipe.documents, corpus)
-            # A document behind itself would only be copied.
             others = _other_texts(corpus)
         writer = HeadWriter(section, tokenizer, tokenization, window, documents, others)
         return writer.heads(corpus, tokens)
@@ -317,22 +318,41 @@ def document_texts(
     path: str | None, settings: DocumentsSection, corpus: CorpusFile
 ) -> dict[str, str]:
     """Return the texts of the documents at `path` by id; without a path those of the corpus
-    (origin: original)."""
+    (origin: original), the passages of a document joined."""
     if path is not None:
         return {document.id: document.text for document in read_documents(Path(path), settings)}
-    documents: dict[str, str] = {}
+    passages: dict[str, list[str]] = {}
+    rewritten = set[str]()
     for row in corpus:
-        if row.shape == "text" and row.document_id and row.origin == "original":
-            documents.setdefault(row.document_id, row.text)
+        if row.document_id and row.origin != "original":
+            rewritten.add(row.document_id)
+        elif row.document_id and row.shape == "text":
+            texts = passages.setdefault(row.document_id, [])
+            if row.text not in texts:
+                texts.append(row.text)
+    documents: dict[str, str] = {}
+    for name, texts in passages.items():
+        # A corpus that names no origin may have rewritings among its originals: then the first
+        # text is the document. kinject augment names them, and writes a row for each passage.
+        if name not in rewritten:
+            texts = texts[:1]
+        documents[name] = "\n\n".join(texts)
     return documents
 
 
-def _other_texts(corpus: CorpusFile) -> dict[str, str]:
-    """Return the first text of each document in a corpus that is not the document itself."""
-    others: dict[str, str] = {}
+def _other_texts(corpus: CorpusFile) -> dict[tuple[str, str], str]:
+    """Return for each passage (id of its document, text) the first text of the document behind it
+    that is none of its passages; for (id, "") the first such text of the document."""
+    others: dict[tuple[str, str], str] = {}
+    passages: dict[str, str] = {}
     for row in corpus:
-        if row.shape == "text" and row.document_id and row.origin != "original":
-            others.setdefault(row.document_id, row.text)
+        if row.shape != "text" or not row.document_id:
+            continue
+        if row.origin == "original":
+            passages[row.document_id] = row.text
+            continue
+        for passage in ("", passages.get(row.document_id, "")):
+            others.setdefault((row.document_id, passage), row.text)
     return others
 
 
