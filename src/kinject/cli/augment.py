@@ -123,7 +123,7 @@ def _named(word: str, what: str) -> str:
     option(
         "--dry-run",
         action="store_true",
-        help="read the documents, print the planned requests, cost and time, stop",
+        help="read the documents, print the planned requests, tokens and cost, stop",
         either=True,
     ),
     JOB_OPTION,

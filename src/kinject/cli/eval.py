@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     option(
         "--dry-run",
         action="store_true",
-        help="print the prompts of each model, and what endpoints may cost; ask nothing",
+        help="count the prompts of each model, and what endpoints may cost; ask nothing",
         either=True,
     ),
     JOB_OPTION,
