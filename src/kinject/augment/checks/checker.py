@@ -87,7 +87,8 @@ REASONS: Mapping[str, str] = {
     "language": "the text is in another language than the source",
     "echo": "the text is (nearly) the source itself",
     "duplicate": "the text is (nearly) the same as another paraphrase of the passage",
-    "length": "the text has under a few words, or twenty times the characters of the source",
+    "length": "the text has under a few words, "
+    "or over 10,000 characters and twenty times the source's",
     "number": "a number that the source lacks; with rules.complete, also a lost one",
     "date": "a date that the source lacks; with rules.complete, also a lost one",
     "unit": "a number has another unit than in the source",
