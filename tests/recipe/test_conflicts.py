@@ -202,6 +202,9 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("augment", {"styles": {"permuted": {"tokens": 9}}}, "augment.styles.permuted", "needs a number"),
     ("augment", {"messages": True}, "augment.messages", "Those that do: atomic_facts, dialogue, faq, knowledge"),
     ("augment", {"one_corpus": True}, "augment.one_corpus", "other rows than text"),
+    ("augment", {"coverage": 4, "styles": {"raft": 2, "atomic_facts": 1, "tagged": 1}}, "augment.coverage",
+     "Those that can: dialogue, encyclopedic, faq, "),
+    ("augment", {"coverage": 2, "generator": FILE, "styles": {"faq": 3}}, "augment.coverage", "kind: file has no model"),
     ("augment", {"raft": {}}, "augment.raft", "is for the style raft"),
     ("augment", {"generator": FILE, "styles": {"paraphrase": 1, "faq": 1}}, "augment.styles", "all of one style"),
     ("augment", {"generator": FILE, "styles": {"entigraph": 1}}, "augment.styles.entigraph", "needs a model to ask"),
@@ -320,6 +323,14 @@ def _others(write: Write, verb: str, section: Mapping[str, Any]) -> tuple[Recipe
         "augment": read_styles(()), "questions": None,
     }  # fmt: skip
     return recipe, facts[verb]
+
+
+@pytest.mark.parametrize("styles", [{}, {"questions": 1, "table": 2}])
+def test_coverage_is_for_one_style_of_texts_and_nothing_without_styles(
+    write: Write, styles: dict[str, int]
+) -> None:
+    section = {"coverage": 3, "styles": styles}
+    assert find_problems("augment", *_others(write, "augment", section)) == []
 
 
 def test_a_budget_is_for_a_judge_with_a_price_beside_a_writer_without(write: Write) -> None:

@@ -74,16 +74,13 @@ def coverage_of(passage: Passage, statements: Iterable[str] = ()) -> PassageCove
 
 
 def top_up_group(groups: Iterable[Group]) -> Group | None:
-    """Return the group of a passage whose style can be asked for facts by name: a model writes it
-    from the passage alone."""
+    """Return the group of a passage whose style can be asked for facts by name; None without
+    one."""
     return next(filter(_can_name_facts, groups), None)
 
 
 def _can_name_facts(group: Group) -> bool:
-    style = group.style
-    if group.texts is not None or style.mechanical:
-        return False
-    return not group.skipped and not style.prepare and style.rows == "text"
+    return group.style.can_name_facts and group.texts is None and not group.skipped
 
 
 def top_up_requests(

@@ -249,6 +249,13 @@ class Style:
                 yield {name: subset}
 
     @property
+    def can_name_facts(self) -> bool:
+        """Whether its prompt can ask for facts by name: a model writes a text from a passage
+        alone."""
+        is_text = self.scope == "passage" and self.rows == "text"
+        return is_text and not self.mechanical and not self.prepare
+
+    @property
     def literals(self) -> tuple[str, ...]:
         """All text of its prompts that is not filled in: no answer may repeat it."""
         prepare = (step.prompt for step in self.prepare)

@@ -261,6 +261,8 @@ class StyleTraits(Protocol):
     def writes_chat(self) -> bool: ...
     @property
     def makes_instructions(self) -> bool: ...
+    @property
+    def can_name_facts(self) -> bool: ...
 
 
 def generator_problems(generator: GeneratorSection, key: str = "") -> Iterator[Problem]:
@@ -353,6 +355,8 @@ def augment_problems(
         message = "none of the styles writes conversations."
         names = [name for name, style in styles.items() if style.writes_chat]
         yield Problem("augment.messages", f"{message} Those that do: {', '.join(names)}.")
+    if section.coverage is not None and chosen:
+        yield from _coverage_problems(section, chosen, styles)
     if section.generator.kind == "file":
         yield from _file_problems(chosen)
     if section.judge is not None and section.judge.kind == "file":
@@ -379,6 +383,19 @@ def _style_problems(section: AugmentSection, chosen: list[StyleTraits]) -> Itera
             "is for the style raft, which augment.styles lacks. Add it, or remove the section."
         )
         yield Problem("augment.raft", message)
+
+
+def _coverage_problems(
+    section: AugmentSection, chosen: list[StyleTraits], styles: Mapping[str, StyleTraits]
+) -> Iterator[Problem]:
+    """Yield why no text can be asked for by naming facts."""
+    if section.generator.kind == "file":
+        message = "asks for texts by naming facts; kind: file has no model to ask. Remove the line."
+        yield Problem("augment.coverage", message)
+    elif not any(style.can_name_facts for style in chosen):
+        message = "asks for texts by naming facts, and the prompts of these styles name none."
+        names = [name for name, style in styles.items() if style.can_name_facts]
+        yield Problem("augment.coverage", f"{message} Those that can: {', '.join(names)}.")
 
 
 def _file_problems(chosen: list[StyleTraits]) -> Iterator[Problem]:
