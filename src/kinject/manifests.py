@@ -160,10 +160,14 @@ class TrainManifest(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class WritingCounts:
-    """How many texts or questions were `asked` for, and how many passed (`got`)."""
+    """How many texts or questions were `asked` for, and how many passed (`got`); the documents,
+    their passages, and the rows of a corpus, 0 where they are not counted."""
 
     asked: int
     got: int
+    n_documents: int = 0
+    n_passages: int = 0
+    n_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ names come from documents, models and logs: the page escapes all of them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,14 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import InputError
-from kinject.manifests import AugmentManifest, TrainManifest, read_manifest, read_train_manifest
+from kinject.manifests import (
+    AugmentManifest,
+    FinishedTraining,
+    TrainManifest,
+    WritingCounts,
+    read_manifest,
+    read_train_manifest,
+)
 from kinject.report import figures
 from kinject.report.doubts import limitations
 from kinject.report.formatting import (
@@ -232,7 +239,8 @@ def _reading(run_dir: Path, manifest: TrainManifest) -> str:
     corpus = Path(manifest.recipe.corpus.path)
     # The recipe's path is relative to the folder where kinject ran: one above the report's.
     sources = [read_manifest(folder / corpus.parent) for folder in run_dir.resolve().parents]
-    written = [source.counts.got for source in sources if isinstance(source, AugmentManifest)]
+    augmented = [source.counts for source in sources if isinstance(source, AugmentManifest)]
+    written = [of_corpus.got for of_corpus in augmented]
     if written and not any(written):
         words = "the documents as they are"
     elif written:
@@ -242,12 +250,28 @@ def _reading(run_dir: Path, manifest: TrainManifest) -> str:
     counts = manifest.finished()
     if counts is None:
         return words
-    rows, replay = counts.exposures.rows, counts.fractions.get("replay")
-    if rows is not None and rows.median >= _REPEATED:
-        words += f", each document about {rows.median:.0f} times"
+    replay = counts.fractions.get("replay")
+    words += _times_read(corpus.name, augmented, counts)
     if replay:
         words += f", with {replay:.0%} older texts"
     return words
+
+
+def _times_read(corpus: str, augmented: Sequence[WritingCounts], counts: FinishedTraining) -> str:
+    """Return ``, each document about 18 times``, "" for less than twice. `augmented` are the counts
+    of the run of kinject augment that wrote the corpus."""
+    rows = counts.exposures.rows
+    if rows is None:
+        return ""
+    unit, times = "document", rows.median
+    for of_corpus in augmented:
+        # Each passage of a long document has rows of its own: 3 passages with 10 texts each were
+        # "each document about 30 times".
+        if corpus == "corpus.jsonl" and of_corpus.n_passages > of_corpus.n_documents:
+            unit, times = "passage", counts.epochs * of_corpus.n_rows / of_corpus.n_passages
+    if times < _REPEATED:
+        return ""
+    return f", each {unit} about {times:.0f} times"
 
 
 def _make_page(view: View, plots: Mapping[str, Plot], changes: TableBlock | None) -> Page:
