@@ -355,8 +355,7 @@ def augment_problems(
         message = "none of the styles writes conversations."
         names = [name for name, style in styles.items() if style.writes_chat]
         yield Problem("augment.messages", f"{message} Those that do: {', '.join(names)}.")
-    if section.coverage is not None and chosen:
-        yield from _coverage_problems(section, chosen, styles)
+    yield from _coverage_problems(section, chosen, styles)
     if section.generator.kind == "file":
         yield from _file_problems(chosen)
     if section.judge is not None and section.judge.kind == "file":
@@ -388,7 +387,9 @@ def _style_problems(section: AugmentSection, chosen: list[StyleTraits]) -> Itera
 def _coverage_problems(
     section: AugmentSection, chosen: list[StyleTraits], styles: Mapping[str, StyleTraits]
 ) -> Iterator[Problem]:
-    """Yield why no text can be asked for by naming facts."""
+    """Yield why no text can be asked for by naming facts, if the recipe wants that."""
+    if section.coverage is None or not chosen:
+        return
     if section.generator.kind == "file":
         message = "asks for texts by naming facts; kind: file has no model to ask. Remove the line."
         yield Problem("augment.coverage", message)
