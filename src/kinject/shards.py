@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import content_id, dotted, is_amount, lock_dir, read_manifest_fields
+from kinject.disk import (
+    check_output,
+    content_id,
+    dotted,
+    is_amount,
+    is_file,
+    lock_dir,
+    read_manifest_fields,
+)
 from kinject.errors import InputError
 
 _FOLDER = "shards"
@@ -141,6 +149,18 @@ def finished_shards(
                 f"({names}). Run: {command} --shard {missing[0]}"
             )
         yield found
+
+
+def refuse_changed(shards: Sequence[FinishedShard], names: Sequence[str]) -> None:
+    """Raise `InputError` for a shard of which a file of `names` is missing, or is no longer as its
+    manifest has it: a merge reads them, and would be of other rows than the shard counted."""
+    for one in shards:
+        again = f"Run it again (--shard {one.shard}); if you changed it, move it away first."
+        for name in names:
+            path = one.folder / name
+            if not is_file(path):
+                raise InputError(f"{path}: is missing. {again}")
+            check_output(path, again)
 
 
 def _all_of(run_dir: Path) -> list[Shard]:

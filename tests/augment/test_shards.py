@@ -232,6 +232,25 @@ def test_shards_that_do_not_belong_together_are_one_clear_line(make_recipe: Make
         assert main(["augment", str(recipe.path), *words]) == 2
 
 
+def test_a_shard_whose_texts_were_cut_or_edited_is_named(make_recipe: Make) -> None:
+    recipe = make_recipe(styles={"paraphrase": 1})
+    for number in (1, 2):
+        augment(recipe, Shard(number, 2))
+    path = Shard(1, 2).folder(recipe.run_dir) / "variants.jsonl"
+    written = path.read_bytes()
+    for changed in (written[: written.index(b"\n") + 1], written.replace(b" was ", b" is ")):
+        assert changed != written
+        path.write_bytes(changed)
+        with pytest.raises(InputError, match=r"1-of-2/variants.jsonl: .* \(--shard 1/2\); if you"):
+            merge_variants(recipe)
+    path.unlink()
+    with pytest.raises(InputError, match=r"1-of-2/variants.jsonl: is missing. .*--shard 1/2"):
+        merge_variants(recipe)
+    assert not (recipe.run_dir / "variants.jsonl").exists(), "nothing was merged"
+    augment(recipe, Shard(1, 2))
+    assert merge_variants(recipe).got == 12
+
+
 def test_questions_of_merged_shards_are_those_of_one_process(
     tmp_path: Path, documents: Path, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +274,10 @@ def test_questions_of_merged_shards_are_those_of_one_process(
         name = f"{name}.jsonl"
         assert (recipe.run_dir / name).read_bytes() == (whole.run_dir / name).read_bytes()
     assert counts(recipe.run_dir) == counts(whole.run_dir)
+    path = Shard(3, 4).folder(recipe.run_dir) / "outcomes.jsonl"
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(InputError, match=r"3-of-4/outcomes.jsonl: .* \(--shard 3/4\)"):
+        merge_questions(recipe)
 
 
 def test_a_pair_of_documents_of_two_shards_belongs_to_one(

@@ -39,8 +39,8 @@ _SUMMARY = "pieces.json"
 
 @dataclass(frozen=True)
 class Pieces:
-    """pieces.json: the hash of each file of a shard that a merge reads, those of them that are
-    merged by document, and what the shard counted."""
+    """pieces.json: the hash of each file of a shard whose rows a merge copies, those of them that
+    are merged by document, and what the shard counted. The manifest has those of the journals."""
 
     sha256: Mapping[str, str]
     files: Sequence[str]
@@ -52,8 +52,8 @@ class Pieces:
 def write_pieces(
     run_dir: Path, files: Sequence[str], counts: CorpusCounts, contamination: ContaminationCheck
 ) -> None:
-    """Write pieces.json of a shard whose `files` and journals are written. Raises `DiskError`."""
-    names = [*files, *JOURNALS, PIECES]
+    """Write pieces.json of a shard whose `files` are written. Raises `DiskError`."""
+    names = [*files, PIECES]
     hashes = file_hashes([run_dir / name for name in names])
     pieces = Pieces(
         sha256=dict(zip(names, hashes, strict=True)),
@@ -67,7 +67,7 @@ def write_pieces(
 
 def read_pieces(folder: Path) -> Pieces | None:
     """Return pieces.json of a shard; None where it has none, or where a file is not the one of
-    which it tells (a run of the shard was killed after its end was written)."""
+    which it tells: the merge then writes the rows again from the journals."""
     path, fix = folder / _SUMMARY, "Delete it and run the merge again."
     if not path.exists():
         return None

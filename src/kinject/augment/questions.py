@@ -68,6 +68,7 @@ from kinject.shards import (
     Shard,
     finished_shards,
     merged_counts,
+    refuse_changed,
     refuse_unmerged,
     shard_counts,
 )
@@ -140,6 +141,7 @@ def merge_questions(recipe: QuestionsRecipe) -> QuestionsResult:
         lock_dir(run_dir, stage="questions"),
         finished_shards(run_dir, command, recipe.raw, _input_hashes(recipe)) as shards,
     ):
+        refuse_changed(shards, [_OUTCOMES])
         with _open_outcomes(run_dir) as outcomes:
             for one in shards:
                 with _open_outcomes(one.folder) as others:
@@ -541,7 +543,8 @@ def _write_manifest(
         inputs=_input_hashes(recipe),
         recipe=recipe.raw,
         counts={**counts, **more_counts},
-        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
+        # A merge of shards makes the others of the outcomes.
+        outputs=["questions.jsonl", "validation.jsonl", "test.jsonl", _OUTCOMES],
     )
 
 

@@ -66,12 +66,16 @@ from kinject.shards import (
     Shard,
     finished_shards,
     merged_counts,
+    refuse_changed,
     refuse_unmerged,
     shard_counts,
 )
 from kinject.terminal import Progress, format_count
 
 log = logging.getLogger(__name__)
+
+_MERGED = (*JOURNALS, FAILURES)
+"""Files of a shard from which a merge can make all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +150,7 @@ def merge_variants(recipe: AugmentRecipe) -> AugmentResult:
         lock_dir(recipe.run_dir, stage="augment"),
         finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards,
     ):
+        refuse_changed(shards, _MERGED)
         for name in CACHES:
             merge_caches(recipe.run_dir / name, [one.folder / name for one in shards])
         pieces = _joinable(recipe, plan, shards)
@@ -431,6 +436,8 @@ def _write_manifest(
             counts[name] = part.counts()
     counts["corpus_sha256"] = file_hash(result.corpus_path)
     written = [path.name for path in (result.corpus_path, result.sft_path) if path]
+    if plan.shard.total:
+        written += _MERGED
     write_manifest(
         result.manifest_path,
         stage="augment",

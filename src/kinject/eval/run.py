@@ -58,6 +58,7 @@ from kinject.shards import (
     Shard,
     finished_shards,
     merged_counts,
+    refuse_changed,
     refuse_unmerged,
     shard_counts,
 )
@@ -185,9 +186,7 @@ def merge_answers(recipe: EvalRecipe, draw: _Draw | None = None) -> Report:
     inputs, plan = _check_inputs(recipe)
     command = f"kinject eval {recipe.command_line}"
     with finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards:
-        for one in shards:
-            again = f"Run it again (--shard {one.shard}); if you changed it, move it away first."
-            check_output(one.folder / _ANSWERS, again)
+        refuse_changed(shards, [_ANSWERS])
         for name in recipe.eval.endpoints():
             cache = cache_of(name)
             merge_caches(recipe.run_dir / cache, [one.folder / cache for one in shards])
