@@ -17,6 +17,7 @@ from kinject.shards import Shard, finished_shards, merged_counts, shard_counts
     ("key", "value"),
     [
         ("recipe", ["seed"]),
+        ("versions", ["torch"]),
         ("this_run", 4),
         ("this_run", {"sent": "many"}),
         ("cost", float("inf")),
@@ -33,7 +34,7 @@ def test_a_manifest_of_another_shape_is_one_line(tmp_path: Path, key: str, value
     with finished_shards(tmp_path, "", {"seed": 1}, {}) as shards:
         assert merged_counts(shards)["shards"] == {"total": 1, "sent": 3, "cost": 0.5}
     manifest = json.loads(path.read_text())
-    if key == "recipe":
+    if key in ("recipe", "versions"):
         manifest[key] = value
     else:
         manifest["counts"][key] = value
@@ -43,3 +44,24 @@ def test_a_manifest_of_another_shape_is_one_line(tmp_path: Path, key: str, value
         finished_shards(tmp_path, "", {"seed": 1}, {}),
     ):
         pass
+
+
+def test_shards_of_several_versions_are_announced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    versions = ["5.23.0", "5.23.0", "5.24.1"]
+    for number, version in enumerate(versions, start=1):
+        shard = Shard(number, 3)
+        shard.folder(tmp_path).mkdir(parents=True)
+        path = shard.folder(tmp_path) / "manifest.json"
+        write_manifest(path, stage="eval", inputs={}, recipe={}, counts=shard_counts(shard))
+        manifest = json.loads(path.read_text())
+        manifest["versions"]["transformers"] = version
+        path.write_text(json.dumps(manifest))
+    with finished_shards(tmp_path, "", {}, {}):
+        (message,) = caplog.messages
+    assert "several versions: transformers 5.23.0 (1/3), 5.24.1 (3/3). What" in message
+    manifest["versions"]["transformers"] = "5.23.0"
+    path.write_text(json.dumps(manifest))
+    with finished_shards(tmp_path, "", {}, {}):
+        assert len(caplog.messages) == 1

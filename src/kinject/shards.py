@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ from kinject.disk import (
     read_manifest_fields,
 )
 from kinject.errors import InputError
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "shards"
 _MOST_SHOWN = 8
@@ -128,9 +132,10 @@ def finished_shards(
 
     Raises `InputError` for shards of several divisions, for missing ones (with the `command` that
     makes them) and for one of another `recipe` or of other `inputs`; `DiskError` for one that runs.
+    Logs packages of which the shards had several versions.
     """
     shards = _all_of(run_dir)
-    found = []
+    found, versions = [], _PackageVersions()
     with contextlib.ExitStack() as locks:
         missing = []
         for shard in shards:
@@ -141,6 +146,7 @@ def finished_shards(
                 continue
             locks.enter_context(lock_dir(folder))
             _check_same(folder, shard, fields, recipe, inputs)
+            versions.add(shard, fields)
             found.append(FinishedShard(shard, folder, fields["counts"]))
         if missing:
             names = ", ".join(map(str, missing[:_MOST_SHOWN]))
@@ -148,7 +154,36 @@ def finished_shards(
                 f"{run_dir / _FOLDER}: not finished: {len(missing)} of {len(shards)} shards "
                 f"({names}). Run: {command} --shard {missing[0]}"
             )
+        differing = versions.differing()
+        if differing:
+            log.warning(
+                f"{run_dir / _FOLDER}: made with several versions: {differing}. What they made "
+                "may differ as well: move the folders of all but one version away and run these "
+                "shards again."
+            )
         yield found
+
+
+class _PackageVersions:
+    """The versions in the manifests of shards; the merge's own manifest has those of the merge."""
+
+    def __init__(self) -> None:
+        # Package -> version -> the first shard that was made with it.
+        self._first = defaultdict[str, dict[str, Shard]](dict)
+
+    def add(self, shard: Shard, fields: Mapping[str, Any]) -> None:
+        """Add those of the manifest of a shard."""
+        for package, version in fields.get("versions", {}).items():
+            self._first[package].setdefault(str(version), shard)
+
+    def differing(self) -> str:
+        """Return each package with several versions, as ``trl 1.16 (1/2), 1.17 (2/2)``."""
+        found = []
+        for package, first in self._first.items():
+            if len(first) > 1:
+                shown = ", ".join(f"{version} ({shard})" for version, shard in first.items())
+                found.append(f"{package} {shown}")
+        return "; ".join(found)
 
 
 def refuse_changed(shards: Sequence[FinishedShard], names: Sequence[str]) -> None:
@@ -194,9 +229,12 @@ def _check_same(
         raise InputError(f"{folder}: its manifest is not that of shard {shard}. {again}")
     recipe_there, run = fields.get("recipe", {}), fields["counts"].get("this_run", {})
     fits = isinstance(recipe_there, Mapping) and isinstance(run, Mapping)
+    fits = fits and isinstance(fields.get("versions", {}), Mapping)
     fits = fits and is_amount(run.get("sent", 0)) and is_amount(fields["counts"].get("cost", 0))
     if not fits:
-        raise InputError(f"{folder}: its manifest is damaged: recipe, this_run or cost. {again}")
+        raise InputError(
+            f"{folder}: its manifest is damaged: recipe, versions, this_run or cost. {again}"
+        )
     # As a manifest holds it: JSON has no tuples.
     theirs = dotted(recipe_there, _OF_A_JOB)
     ours = dotted(json.loads(json.dumps(dict(recipe))), _OF_A_JOB)
