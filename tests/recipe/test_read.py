@@ -271,6 +271,27 @@ def test_what_people_write_is_known_by_its_meaning(write: Write) -> None:
     ]
 
 
+def test_a_key_of_the_trainer_or_adapter_in_another_section_is_sent_there(write: Write) -> None:
+    text = (
+        "run_dir: a\nlora_dropout: 0.1\nmodel: {path: m, max_grad_norm: 1}\n"
+        "trainer: {target_modules: all-linear}\nadapter: {weight_decay: 0}\n"
+        # Not the trainer's own: a key of recall's, and one that a recipe must not set.
+        "guards: {top_p: 0.9, output_dir: x}\n"
+    )
+    faults = _faults(write("r.yaml", text), "corpus.max_length=512")
+    assert [fault for fault in faults if "r.yaml:6" not in fault and "missing" not in fault] == [
+        "r.yaml:2: lora_dropout: unknown key. It is a key of adapter: adapter.lora_dropout.",
+        "r.yaml:3: model.max_grad_norm: unknown key. It is a key of trainer: trainer.max_grad_norm.",
+        "command line: corpus.max_length: unknown key. It is a key of trainer: trainer.max_length.",
+        "r.yaml:4: trainer.target_modules: unknown key. It is a key of adapter: "
+        "adapter.target_modules.",
+        "r.yaml:5: adapter.weight_decay: unknown key of peft's LoraConfig. It is a key of trainer: "
+        "trainer.weight_decay.",
+    ]
+    assert len([fault for fault in faults if "r.yaml:6: guards." in fault]) == 2
+    assert not any("trainer.top_p" in fault or "trainer.output_dir" in fault for fault in faults)
+
+
 def test_a_verb_says_which_section_it_misses(write: Write) -> None:
     assert "r.yaml:1: eval: missing. kinject eval needs this section." in _faults(
         write("r.yaml", GOOD), verb="eval"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kinject.recipe.check import Checker, suggestion
-from kinject.recipe.library_fields import INITS_REFUSED, RANGES, field_hint
+from kinject.recipe.library_fields import INITS_REFUSED, RANGES, field_hint, hint_at_key
 
 ADAPTER_REFUSED = {
     **dict.fromkeys(
@@ -152,6 +152,5 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             )
         elif key != "type":
             kind = types[name].__name__
-            checker.report(
-                path, f"unknown key of peft's {kind}.{suggestion(key, {*known, *ADAPTER_KEYS})}"
-            )
+            hint = hint_at_key(path, {*known, *ADAPTER_KEYS})
+            checker.report(path, f"unknown key of peft's {kind}.{hint}")

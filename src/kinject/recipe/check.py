@@ -116,16 +116,23 @@ def _ignore_input(key: KeyPath, kind: str, value: str) -> None:
     """Look for no file."""
 
 
+def _know_no_other(key: KeyPath) -> str:
+    """Know the keys of no other section."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Checker:
     """Builds sections from plain values.
 
     It calls `report` with (key, fault) for each fault, and `found_input` with (key, kind, value)
-    for each text in a field whose metadata has `path`.
+    for each text in a field whose metadata has `path`. `misplaced` returns a sentence on the other
+    section that has an unknown key, "" if none has.
     """
 
     report: Callable[[KeyPath, str], None]
     found_input: Callable[[KeyPath, str, str], None] = _ignore_input
+    misplaced: Callable[[KeyPath], str] = _know_no_other
 
     def section(self, cls: type[Section], value: Value, key: KeyPath) -> Section | None:
         """Return `cls` built from the mapping `value`, or None after reporting each fault in it."""
@@ -147,7 +154,8 @@ class Checker:
         built: dict[str, Any] = {}
         for name, item in value.items():
             if name not in fields:
-                self.report((*key, name), f"unknown key.{suggestion(name, fields)}")
+                hint = self.misplaced((*key, name)) or suggestion(name, fields)
+                self.report((*key, name), f"unknown key.{hint}")
                 continue
             metadata, item_key = fields[name].metadata, (*key, name)
             checked = self.value(hints[name], item, item_key)

@@ -11,13 +11,15 @@ import dataclasses
 import enum
 import functools
 import inspect
+import json
 import operator
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from kinject.recipe.check import Checker, KeyPath, suggestion
+from kinject.recipe.shipped import FOLDER, SCHEMA
 
 REFUSED = {
     "output_dir": "is run_dir's. Set run_dir at the top of the recipe.",
@@ -208,6 +210,33 @@ def _check_ratio(ratio: Any, checker: Checker) -> None:
         )
 
 
+def misplaced(key: KeyPath) -> str:
+    """Return a sentence on the key of `trainer` or `adapter` that a key of another section names,
+    "" if it names none.
+
+    The names are those of the shipped schema: importing the libraries takes seconds.
+    """
+    path = FOLDER / SCHEMA
+    # A copied part of a checkout has none.
+    if not path.is_file():
+        return ""
+    schema, name = json.loads(path.read_text("utf-8")), key[-1]
+    # Of the recipe's top, as seed; and too common: a generator has a temperature of its own.
+    if name in schema["properties"] or name in RECALL_FIELDS or name in ("type", "merge"):
+        return ""
+    for section in ("trainer", "adapter"):
+        names = schema["properties"][section]["properties"].keys() - REFUSED.keys()
+        if section != key[0] and name in names:
+            return f" It is a key of {section}: {section}.{name}."
+    return ""
+
+
+def hint_at_key(key: KeyPath, allowed: Iterable[str]) -> str:
+    """Return a sentence on what an unknown key of `trainer` or `adapter` may mean: a key of the
+    other one, else one of the `allowed`."""
+    return misplaced(key) or suggestion(key[-1], allowed)
+
+
 def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], list[str]]:
     """Return (the keyword arguments of TRL's config, notes), after reporting unknown names and
     values of a wrong type.
@@ -223,7 +252,8 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
     for name, value in fields.items():
         path = ("trainer", written[name])
         if name not in allowed:
-            checker.report(path, f"unknown key.{suggestion(name, allowed | RENAMED.keys())}")
+            hint = hint_at_key(path, allowed | RENAMED.keys())
+            checker.report(path, f"unknown key.{hint}")
             continue
         checked[name] = checker.value(field_hint(*known[name]), value, path)
         if checker.is_in_bounds(checked[name], RANGES.get(name, {}), path) and name in _EVERY:

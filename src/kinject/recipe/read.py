@@ -20,7 +20,7 @@ from kinject.gguf_files import model_folder
 from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
 from kinject.recipe.check import SHORT_NAMES, Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.library_fields import REFUSED, check_new_model, check_trainer
+from kinject.recipe.library_fields import REFUSED, check_new_model, check_trainer, misplaced
 from kinject.recipe.makers import command_for
 from kinject.recipe.sections import (
     AugmentSection,
@@ -277,7 +277,7 @@ def read_recipe(
         report(("trainer", "seed"), fault)
     for key, message in _find_secrets(raw):
         report(key, message)
-    checker = Checker(report, check_input)
+    checker = Checker(report, check_input, misplaced)
     sections = checker.fields(Sections, raw, ())
     # A wrong path is the commonest fault; without others it is reported before TRL loads (seconds).
     if problems and all(_NOT_THERE in problem.message for problem in problems):
