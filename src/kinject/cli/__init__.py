@@ -27,6 +27,7 @@ from kinject.disk import (
     causes,
     find_runs,
     fix_for,
+    is_file,
     listed_runs,
     next_command,
     system_failure,
@@ -428,8 +429,13 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
 def named_recipe(arguments: argparse.Namespace, verb: Verb) -> tuple[Path, list[str]]:
     """Return the path of the recipe that the command line names, and the overrides. Raises as
     `recipe_of`."""
-    files = [word for word in arguments.arguments if "=" not in word]
-    overrides = [word for word in arguments.arguments if "=" in word]
+    files, overrides = list[str](), list[str]()
+    for word in arguments.arguments:
+        # The name of a file may have one, as lr=1e-4.yaml.
+        if "=" in word and not is_file(Path(word)):
+            overrides.append(word)
+        else:
+            files.append(word)
     if len(files) > 1:
         raise InputError(
             f"found {format_count(len(files), 'recipe')} ({', '.join(files)}); give one, then "
