@@ -314,6 +314,20 @@ def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]
         main(["trai"])
     assert stop.value.code == 2
     assert "trai: no such command. Did you mean train?" in capsys.readouterr().err
+    for words, action in (("recipes chek", "check"), ("recipes data gte qa", "get")):
+        with pytest.raises(SystemExit, match="2"):
+            main(words.split())
+        assert capsys.readouterr().err.endswith(f" Did you mean {action}?\n")
+
+
+def test_a_recipe_with_an_equals_sign_in_its_name_is_read(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "seed=7.yaml").write_text("run_dir: a\nsed: 1\n")
+    assert _fails(capsys, ["eval", "seed=7.yaml", "seed=x"])[:2] == [
+        "seed=7.yaml:2: sed: unknown key. Did you mean seed?",
+        "command line: seed: found 'x' (text), expected a whole number, as 1000.",
+    ]
 
 
 class Panic(BaseException):

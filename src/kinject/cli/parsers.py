@@ -48,7 +48,12 @@ class VerbParser(argparse.ArgumentParser):
         return f" Did you mean {near[0]}?"
 
     def error(self, message: str) -> NoReturn:
-        """Print usage and message, and raise `UsageError`."""
+        """Print usage and message, with the action that an unknown one resembles, and raise
+        `UsageError`."""
+        wrong = re.search(r"argument ACTION: invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if wrong:
+            near = difflib.get_close_matches(wrong[1], re.findall(r"[\w-]+", wrong[2]), 1)
+            message += "".join(f" Did you mean {action}?" for action in near)
         self.print_usage(sys.stderr)
         show(f"{self.prog}: error: {message}", file=sys.stderr)
         raise UsageError(message)
