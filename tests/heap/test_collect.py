@@ -425,6 +425,12 @@ def test_patterns_and_several_paths_are_heaps_and_a_text_never_names_paths(
         assert message in capsys.readouterr().err
 
 
+def test_a_path_that_was_mistyped_leaves_no_folder(heap: Path) -> None:
+    for words in ("documents haep", "documents haep/*.md --shard 2/3", "documents heap"):
+        assert main(words.split()) == 2
+        assert [path.name for path in Path().iterdir()] == ["heap"], words
+
+
 @pytest.mark.parametrize("source", ["heap", "heap/**/*.txt"])
 def test_folders_that_link_to_one_another_end(heap: Path, source: str) -> None:
     for number in range(10):

@@ -35,6 +35,7 @@ from kinject.heap.parse import (
     FoundFile,
     Parsed,
     Parsing,
+    check_sources,
     find_files,
     has_record,
     heap_name,
@@ -168,11 +169,10 @@ def collect(
     """
     section = section or DocumentsSection()
     folder = folder or _folder_of(sources, section)
+    # Before the folder is made: of a path that was mistyped nothing stays.
+    check_sources(sources)
     with lock_dir(folder, wait=True, stage="documents"):
         files = find_files(sources)
-        if not files:
-            fault = "no document there can be read: it is an empty folder. Check the path."
-            raise InputError(f"{sources[0]}: {fault}")
         heap = _hashed(files, section)
         n_parsed = _parse_new(heap, section, folder)
         return _write([str(source) for source in sources], heap, section, folder, n_parsed)
@@ -183,6 +183,7 @@ def parse_shard_of(
 ) -> dict[str, int]:
     """Parse the files of a shard, by the hash of their names, for `merge_parsed`; return how many
     these are, and how many were new. `folder` is that of the whole. Raises as `collect`."""
+    check_sources(sources)
     run_dir = shard.folder(folder)
     with lock_dir(run_dir, stage="documents"):
         files = find_files(sources)

@@ -98,14 +98,18 @@ def find_files(sources: Sequence[Path]) -> list[FoundFile]:
     """
     files: dict[str, FoundFile] = {}
     for source in sources:
-        real = os.path.realpath(source)
-        if real == "/" or f"{real}/".startswith(_KERNEL):
-            raise InputError(
-                f"{source}: the root or the devices of the system. Give a folder with documents."
-            )
         for file in _files_of(source, alone=len(sources) == 1):
             files.setdefault(file.name, file)
     return sorted(files.values(), key=_parts)
+
+
+def check_sources(sources: Sequence[Path]) -> None:
+    """Raise as `find_files`, and `InputError` if no source has a file, without a walk through all
+    of them."""
+    first = [next(_files_of(source, alone=True), None) for source in sources]
+    if not any(first):
+        fault = "no document there can be read: it is an empty folder. Check the path."
+        raise InputError(f"{sources[0]}: {fault}")
 
 
 def _parts(file: FoundFile) -> list[str]:
@@ -113,6 +117,11 @@ def _parts(file: FoundFile) -> list[str]:
 
 
 def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
+    real = os.path.realpath(source)
+    if real == "/" or f"{real}/".startswith(_KERNEL):
+        raise InputError(
+            f"{source}: the root or the devices of the system. Give a folder with documents."
+        )
     if path_exists(source):
         prefix = "" if alone else shown(os.path.normpath(source))
         if is_folder(source):
