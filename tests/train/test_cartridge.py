@@ -65,9 +65,16 @@ def test_a_cartridge_is_read_as_peft_reads_it(kind: str, tmp_path: Path) -> None
         check_isolation(
             tuned, {"input_ids": ids.flatten().tolist(), "position_ids": [*range(9), *range(9)]}
         )
-        written = [model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
-                   for model in (tuned, peft)]  # fmt: skip
-    assert torch.equal(*written)
+        mask = torch.ones_like(ids)
+        written = tuned.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=6, do_sample=False
+        )
+        # By peft's forward pass: with transformers 5.24 generate of peft 0.21 leaves the cartridge
+        # out.
+        for _ in range(6):
+            logits = peft(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], 1)
+    assert torch.equal(written, ids)
 
 
 def test_a_token_tree_below_a_cartridge_has_the_log_probs_of_peft(tmp_path: Path) -> None:
@@ -133,7 +140,8 @@ def test_a_cartridge_trains_resumes_and_is_loaded_by_peft(
         assert not torch.allclose(before, expected.logits, atol=1e-2)
     (tmp_path / "folded").mkdir()
     with pytest.raises(
-        InputError, match="an adapter of type cartridge cannot be folded into its base"
+        InputError,
+        match=r"of type cartridge cannot be folded into its base .* transformers before 5.24",
     ):
         merge_adapter(folder, tmp_path / "folded")
 

@@ -33,6 +33,7 @@ from kinject.errors import InputError
 from kinject.hub import local_folder
 from kinject.models import (
     ADAPTER_CONFIG,
+    CARTRIDGE,
     CONFIG,
     INDEX,
     LoadOptions,
@@ -566,9 +567,11 @@ def fold(tuned: PeftModel) -> PreTrainedModel:
                 raise
             kind = str(settings.peft_type.value).lower()
             reason = " ".join(str(error).split()).rstrip(".")
+            fix = "Serve it with peft."
+            if kind == CARTRIDGE:  # peft 0.21 leaves it out when it generates with 5.24
+                fix = "Ask it by kinject chat, or serve it with peft and transformers before 5.24."
             raise InputError(
-                f"an adapter of type {kind} cannot be folded into its base ({reason}). "
-                "Serve it with peft."
+                f"an adapter of type {kind} cannot be folded into its base ({reason}). {fix}"
             ) from error
     if is_tied:
         head, embedding = merged.get_output_embeddings(), merged.get_input_embeddings()
