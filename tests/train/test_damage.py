@@ -16,7 +16,7 @@ from kinject.errors import InputError, KinjectError, TrainingError
 from kinject.recipe import Recipe
 from kinject.train import run as stage
 from kinject.train import train
-from kinject.train.checkpoints import newest_complete
+from kinject.train.checkpoints import checkpoint_to_resume, newest_complete
 from kinject.train.merge import merge
 
 MakeRecipe = Callable[..., Recipe]
@@ -113,6 +113,17 @@ def test_a_flipped_bit_in_a_finished_model_is_found_and_named_and_resume_makes_i
     with pytest.raises(InputError, match=r"model\.safetensors: its bytes are not"):
         merge(str(weights.parent), str(weights.parent), [0.5], interrupted.run_dir / "merged")
     assert outcome(interrupted) == wanted
+
+
+def test_a_folder_without_a_checkpoint_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "checkpoint-30").mkdir()
+    assert checkpoint_to_resume(tmp_path) is None
+    assert len(caplog.messages) == 2
+    assert "checkpoint-30: was not written whole" in caplog.messages[0]
+    assert caplog.messages[1].startswith(f"{tmp_path}: no checkpoint to resume from. Training beg")
 
 
 def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(

@@ -102,7 +102,7 @@ def newest_complete(run_dir: Path) -> Path | None:
 
 def checkpoint_to_resume(run_dir: Path) -> Path | None:
     """Return the newest checkpoint whose files have the bytes that were written, or None; logs
-    those it skips."""
+    those it skips, and that there is none."""
     for _, path in checkpoints(run_dir):
         fault = f"{path}: was not written whole"
         if is_complete(path):
@@ -113,6 +113,8 @@ def checkpoint_to_resume(run_dir: Path) -> Path | None:
             f"{fault}. This checkpoint is skipped; the run resumes from an older one, or from the "
             "start."
         )
+    # The folder may be misspelled, or its checkpoints deleted.
+    log.info(f"{run_dir}: no checkpoint to resume from. Training begins at its first step.")
     return None
 
 
