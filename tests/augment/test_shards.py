@@ -20,7 +20,7 @@ from kinject.augment.plan import make_plan
 from kinject.augment.questions import make_questions, merge_questions
 from kinject.augment.run import AugmentResult, augment, merge_variants
 from kinject.augment.sandbox import answer_as_sandbox
-from kinject.augment.store import Store
+from kinject.augment.store import Store, write_decision
 from kinject.cli import main
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
@@ -249,6 +249,24 @@ def test_a_shard_whose_texts_were_cut_or_edited_is_named(make_recipe: Make) -> N
     assert not (recipe.run_dir / "variants.jsonl").exists(), "nothing was merged"
     augment(recipe, Shard(1, 2))
     assert merge_variants(recipe).got == 12
+
+
+def test_what_a_person_decided_in_a_shard_holds_in_the_merge(make_recipe: Make) -> None:
+    recipe = make_recipe(styles={"paraphrase": 1})
+    for number in (1, 2):
+        augment(recipe, Shard(number, 2))
+    folder = Shard(2, 2).folder(recipe.run_dir)
+    dropped, edited = ids(folder / "variants.jsonl")[:2]
+    write_decision(folder, {"id": dropped, "decision": "drop"})
+    write_decision(folder, {"id": edited, "decision": "edit", "text": "The mill is in Kelm."})
+    merged = merge_variants(recipe)
+    assert {name: n for name, n in merged.decisions.items() if n} == {"drop": 1, "edit": 1}
+    texts = {row["id"]: row["text"] for _, row in read_jsonl(merged.corpus_path)}
+    assert dropped not in texts
+    assert texts[edited] == "The mill is in Kelm."
+    # A later decision in the merged run is kept by the next merge.
+    write_decision(recipe.run_dir, {"id": dropped, "decision": "keep"})
+    assert dropped in {row["id"] for _, row in read_jsonl(merge_variants(recipe).corpus_path)}
 
 
 def test_questions_of_merged_shards_are_those_of_one_process(

@@ -37,6 +37,7 @@ from kinject.augment.store import (
     WritingResult,
     common_fields,
     count_decisions,
+    merge_decisions,
     read_decisions,
     render_decisions,
 )
@@ -146,6 +147,7 @@ def merge_questions(recipe: QuestionsRecipe) -> QuestionsResult:
             for one in shards:
                 with _open_outcomes(one.folder) as others:
                     outcomes.add_all(others)
+        merge_decisions(run_dir, [one.folder for one in shards])
         merge_caches(run_dir / CACHES[0], [one.folder / CACHES[0] for one in shards])
         return run_event_loop(_make_questions(recipe, retry=False, shard=WHOLE, shards=shards))
 

@@ -40,6 +40,7 @@ from kinject.augment.store import (
     WritingResult,
     common_fields,
     count_decisions,
+    merge_decisions,
     render_decisions,
 )
 from kinject.augment.styles import SKIPPED
@@ -153,6 +154,7 @@ def merge_variants(recipe: AugmentRecipe) -> AugmentResult:
         refuse_changed(shards, _MERGED)
         for name in CACHES:
             merge_caches(recipe.run_dir / name, [one.folder / name for one in shards])
+        merge_decisions(recipe.run_dir, [one.folder for one in shards])
         pieces = _joinable(recipe, plan, shards)
         if pieces:
             return run_event_loop(_join(recipe, plan, shards, pieces))
@@ -170,7 +172,7 @@ def _joinable(
     # These rows show passages of any document, and a shard knows its own.
     if any(plan.catalog[name].rows == "quoted" for name in plan.styles):
         return ()
-    # A person decides in the merged run; what that has stored may be more than its shards have.
+    # Shards are as they were before a person decided; what the merged run has stored may be more.
     if any((recipe.run_dir / name).exists() for name in (DECISIONS, *JOURNALS)):
         return ()
     found: list[Pieces] = []

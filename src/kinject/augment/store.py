@@ -191,6 +191,18 @@ def write_decision(run_dir: Path, row: Row) -> None:
         write_jsonl(run_dir / DECISIONS, rows.values())
 
 
+def merge_decisions(run_dir: Path, folders: Iterable[Path]) -> None:
+    """Add the decisions that a person made in the shards in `folders` to those of their merge,
+    which stay. Raises as `write_decision`."""
+    made = [decision for folder in folders for decision in read_decisions(folder).items()]
+    # A file without a decision would keep the merge from copying rows.
+    if not made:
+        return
+    with file_lock(run_dir / f".{DECISIONS}.lock"):
+        rows = {**dict(made), **read_decisions(run_dir)}
+        write_jsonl(run_dir / DECISIONS, rows.values())
+
+
 def count_decisions(decisions: Mapping[str, Row], applied: Iterable[str]) -> dict[str, int]:
     """Return the manifest's entry: the applied decisions by kind, and those on texts that this run
     does not have."""
