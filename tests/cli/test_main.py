@@ -295,6 +295,11 @@ def _over(error: Exception) -> Exception:
             ),
             "the disk is full",
         ),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 448 vs 342"),
+            "the disk is full",
+        ),
+        (RuntimeError("basic_ios::clear: iostream error"), "the disk is full"),
     ],
 )
 def test_faults_of_disks_and_paths_are_one_line(

@@ -12,11 +12,11 @@ import pytest
 from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl, write_manifest
-from kinject.errors import InputError, KinjectError, TrainingError
+from kinject.errors import DiskError, InputError, KinjectError, TrainingError
 from kinject.recipe import Recipe
 from kinject.train import run as stage
 from kinject.train import train
-from kinject.train.checkpoints import checkpoint_to_resume, newest_complete
+from kinject.train.checkpoints import checkpoint_to_resume, disk_faults, newest_complete
 from kinject.train.merge import merge
 
 MakeRecipe = Callable[..., Recipe]
@@ -124,6 +124,24 @@ def test_a_folder_without_a_checkpoint_is_named(
     assert len(caplog.messages) == 2
     assert "checkpoint-30: was not written whole" in caplog.messages[0]
     assert caplog.messages[1].startswith(f"{tmp_path}: no checkpoint to resume from. Training beg")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),
+        RuntimeError("basic_ios::clear: iostream error"),
+    ],
+)
+def test_a_full_disk_is_known_by_the_error_of_any_library(tmp_path: Path, error: Exception) -> None:
+    (tmp_path / "checkpoint-8").mkdir()
+    with (
+        pytest.raises(DiskError, match=r"disk is full.* newest complete checkpoint is none"),
+        disk_faults(tmp_path),
+    ):
+        raise error
+    assert not (tmp_path / "checkpoint-8").exists()
 
 
 def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
-from safetensors import SafetensorError
 from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Trainer, TrainingArguments
@@ -40,7 +39,7 @@ from kinject.disk import (
     write_json,
     write_sha256sums,
 )
-from kinject.errors import DiskError, TrainingError
+from kinject.errors import DiskError, KinjectError, TrainingError
 from kinject.models import copy_weights, read_headers
 from kinject.process import is_first_process, work_seconds
 from kinject.train.decomposed import load_from_plain, save_as_plain
@@ -137,7 +136,10 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except KinjectError:
+        raise  # it names its file
+    # tokenizers (0.22) raises Exception itself.
+    except Exception as error:
         failure = system_failure(error)
         if failure is None:
             raise
