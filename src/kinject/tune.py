@@ -42,6 +42,8 @@ _FEWEST_EACH_SIDE = 3
 """Updates of half a window, however far the rates are apart."""
 _FEWEST_WINDOWS = 3
 """Whole windows: of fewer, the lowest is the first or the last."""
+_LEAST_RATIO = 20
+"""Of the last rate to the first: up to ten times there is no whole window, however many updates."""
 _LEAST_FALL = 5.0
 """Standard errors of that mean by which it must fall."""
 _UPDATES = 2
@@ -98,6 +100,11 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         raise InputError(
             f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high, both, and their "
             "ratio, finite."
+        )
+    if ramp.high < _LEAST_RATIO * ramp.low:
+        raise InputError(
+            f"--low {ramp.low:g} --high {ramp.high:g}: expected high at least {_LEAST_RATIO} times "
+            "low: the loss is averaged over a power of ten."
         )
     if ramp.steps < 20:
         raise InputError(f"--steps: found {ramp.steps}, allowed: 20 or more.")

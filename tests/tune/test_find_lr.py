@@ -104,6 +104,13 @@ def test_a_loss_that_is_lowest_at_an_edge_gives_no_suggestion(best: float, fix: 
         assert fix in found.reason
 
 
+@pytest.mark.parametrize("steps", [20, 33, 400])
+def test_the_narrowest_ramp_has_a_suggestion(steps: int) -> None:
+    rates = np.geomspace(3e-5, 6e-4, steps)
+    losses = 2 + np.log10(rates / 1.3e-4) ** 2
+    assert suggest(rates.tolist(), losses.tolist()).suggestion == pytest.approx(1.3e-4, rel=0.3)
+
+
 def test_a_loss_that_is_no_number_ends_the_series() -> None:
     rates, losses = _simulated(3e-4, 0)
     found = suggest(rates, [*losses[:75], *[math.nan] * 25])
@@ -142,6 +149,7 @@ def test_find_lr_writes_a_plot_and_numbers_and_changes_no_model(
         (Ramp(low=0.0), "0 < low < high"),
         (Ramp(low=5e-323, high=1e307), "their ratio, finite"),
         (Ramp(steps=3), "20 or more"),
+        (Ramp(low=2e-5, high=3e-4), "high at least 20 times low"),
     ],
 )
 def test_a_ramp_out_of_range_is_refused(make_recipe: MakeRecipe, ramp: Ramp, said: str) -> None:
