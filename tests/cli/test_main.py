@@ -287,6 +287,10 @@ def _over(error: Exception) -> Exception:
             "gone/x: No such file or directory. Something moved",
         ),
         (_over(OSError(28, "No space left on device")), "No space left on device."),
+        (
+            OSError(122, "Disk quota exceeded", "base/vocab.txt", None, "out/vocab.txt"),
+            "kinject export: out/vocab.txt: Disk quota exceeded. Free space there",
+        ),
         (OSError(36, "File name too long", "x" * 270), "File name too long. Check the path."),
         (OSError(40, "Too many levels of symbolic links", "a/b"), "a/b: Too many levels"),
         (

@@ -42,8 +42,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False)
 _SUMS_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _MOST_THREADS = 8
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FIXES = (
-    ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, "Free space there, or choose another folder."),
+    (_FULL, "Free space there, or choose another folder."),
     (
         {errno.EROFS, errno.EACCES, errno.EPERM},
         "Make it writable for this user, or choose another folder.",
@@ -93,6 +94,9 @@ def system_failure(error: BaseException) -> OSError | None:
     """
     for seen in causes(error):
         if isinstance(seen, OSError) and seen.errno in _SYSTEM_FAILURES:
+            # An error of a copy names the file that is read first: the other one's disk is full.
+            if seen.errno in _FULL and seen.filename2 is not None:
+                return OSError(seen.errno, seen.strerror, seen.filename2)
             return seen
         if not isinstance(seen, OSError) and _REFUSED_WRITE.search(str(seen)):
             return OSError(
