@@ -210,6 +210,13 @@ def test_a_path_without_a_slash_is_known_by_its_content_and_an_option_of_its_nam
     assert input_hashes("pump", tmp_path / "cache").keys() == {"pump"}
 
 
+def test_a_matched_training_without_its_manifest_is_named_with_its_marker(tmp_path: Path) -> None:
+    parameters = {"match_steps_of": str(tmp_path / "other")}
+    stage = Stage("n", "train", tmp_path / "n", "", (), (), parameters)
+    with pytest.raises(InputError, match=r"other: no manifest .* Delete .*/other/done.json, and r"):
+        run_stage(stage)
+
+
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
     path = write_study(
         tmp_path,
