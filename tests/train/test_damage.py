@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from kinject.train import run as stage
 from kinject.train import train
 from kinject.train.checkpoints import checkpoint_to_resume, disk_faults, newest_complete
 from kinject.train.merge import merge
+from small import write_training
 
 MakeRecipe = Callable[..., Recipe]
 SAVE = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
@@ -124,6 +127,20 @@ def test_a_folder_without_a_checkpoint_is_named(
     assert len(caplog.messages) == 2
     assert "checkpoint-30: was not written whole" in caplog.messages[0]
     assert caplog.messages[1].startswith(f"{tmp_path}: no checkpoint to resume from. Training beg")
+
+
+def test_a_run_that_resumes_with_other_packages_has_a_note(tmp_path: Path) -> None:
+    write_training(tmp_path, {"corpus": {"path": "c.jsonl"}, "model": {"path": "m"}})
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    (tmp_path / "checkpoint-3").mkdir()
+    assert stage._version_notes(tmp_path) == []
+    manifest["versions"] |= {"peft": "0.19.1", "accelerate": "1.2.3"}
+    path.write_text(json.dumps(manifest))
+    (note,) = stage._version_notes(tmp_path)
+    assert re.search(r"\(peft 0\.19\.1 then, \S+ now; accelerate 1\.2\.3 then, \S+ now\)", note)
+    (tmp_path / "checkpoint-3").rmdir()
+    assert stage._version_notes(tmp_path) == [], "nothing is resumed"
 
 
 @pytest.mark.parametrize(

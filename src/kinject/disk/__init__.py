@@ -55,6 +55,7 @@ from kinject.disk.jsonl import (
 from kinject.disk.run_folder import (
     MANIFEST_FIX,
     FoundRun,
+    changed_versions,
     check_output,
     file_name,
     find_runs,

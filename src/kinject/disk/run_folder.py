@@ -311,6 +311,17 @@ def _versions() -> Mapping[str, str]:
     return versions
 
 
+def changed_versions(versions: Mapping[str, str]) -> str:
+    """Return the packages of a manifest's `versions` that have another version now, as ``trl 1.16
+    then, 1.17 now``."""
+    changed = []
+    for package, now in _versions().items():
+        then = versions.get(package, now)
+        if then != now:
+            changed.append(f"{package} {then} then, {now} now")
+    return "; ".join(changed)
+
+
 def write_manifest(
     path: Path,
     *,

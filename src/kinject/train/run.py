@@ -16,6 +16,7 @@ import yaml
 from kinject.corpus.fetched import with_local_corpora
 from kinject.disk import (
     SHA256SUMS,
+    changed_versions,
     check_output,
     check_sha256sums,
     content_id,
@@ -32,7 +33,13 @@ from kinject.disk import (
 from kinject.errors import TrainingError
 from kinject.gguf_files import model_folder
 from kinject.hub import find_source
-from kinject.manifests import FinishedTraining, Manifest, TrainManifest, read_manifest
+from kinject.manifests import (
+    FinishedTraining,
+    Manifest,
+    TrainManifest,
+    read_manifest,
+    read_train_manifest,
+)
 from kinject.models import check_files, model_hash
 from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import ModelSection, TrainRecipe
@@ -98,6 +105,8 @@ def _train(
     from kinject.train.setup import effective_batch
 
     notes = [*recipe.notes, *trainer.notes]
+    if resume:
+        notes += made_by_first_process(lambda: _version_notes(recipe.run_dir))
     if is_first_process():
         for note in notes:
             log.info(note)
@@ -180,6 +189,21 @@ def render_summary(result: TrainResult) -> str:
         f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   "
         f"manifest: {result.run_dir}/manifest.json"
     )
+
+
+def _version_notes(run_dir: Path) -> list[str]:
+    """Return a warning if the run that resumes here began with other versions of the packages: its
+    new manifest has those of now alone."""
+    manifest = read_train_manifest(run_dir)
+    if manifest is None or not checkpoints(run_dir):
+        return []
+    changed = changed_versions(manifest.versions)
+    if not changed:
+        return []
+    return [
+        f"warning: this run began with other versions ({changed}). It may end otherwise than a run "
+        "with one."
+    ]
 
 
 def _result(folder: Path, counts: FinishedTraining, *, already_done: bool) -> TrainResult:
