@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -17,6 +19,7 @@ from kinject.disk import (
     folders,
     lock_dir,
     replace_folder,
+    run_folder,
     write_manifest,
 )
 from kinject.errors import DiskError, InputError
@@ -83,6 +86,27 @@ def make(folder: Path, text: str) -> Path:
     folder.mkdir()
     (folder / "weights").write_text(text)
     return folder
+
+
+def test_a_process_that_waits_for_a_folder_names_who_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = SimpleQueue[str]()
+    monkeypatch.setattr(run_folder.log, "info", logged.put)
+
+    def enter() -> None:
+        with lock_dir(tmp_path, wait=True):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with lock_dir(tmp_path):
+            waiting = pool.submit(enter)
+            message = logged.get(timeout=10)
+        waiting.result()
+    assert message.startswith(f"{tmp_path}: in use by process {os.getpid()} on ")
+    assert message.endswith(". Waiting for it.")
+    enter()
+    assert logged.empty(), "nobody held it"
 
 
 @pytest.mark.parametrize("there", ["documents", "augment", "questions", "train", "eval", "study"])

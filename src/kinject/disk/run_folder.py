@@ -139,7 +139,7 @@ def _lock(folder: Path, descriptor: int, *, wait: bool) -> str:
     """Lock a folder and write this process's name into its lock file; return that name."""
     try:
         if wait:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait_for_process(folder, descriptor)
         this_process = _this_process()
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _wait_for_other_machine(folder)
@@ -149,6 +149,16 @@ def _lock(folder: Path, descriptor: int, *, wait: bool) -> str:
     except OSError as error:
         raise unwritable(folder / LOCK, error, "locked") from error
     return this_process
+
+
+def _wait_for_process(folder: Path, descriptor: int) -> None:
+    """Lock a folder once the process of this machine that holds it is done, and log the wait."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(folder / LOCK) or "another process"
+        log.info(f"{folder}: in use by {holder}. Waiting for it.")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _wait_for_other_machine(folder: Path) -> None:
