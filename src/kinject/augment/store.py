@@ -194,12 +194,14 @@ def write_decision(run_dir: Path, row: Row) -> None:
 def merge_decisions(run_dir: Path, folders: Iterable[Path]) -> None:
     """Add the decisions that a person made in the shards in `folders` to those of their merge,
     which stay. Raises as `write_decision`."""
-    made = [decision for folder in folders for decision in read_decisions(folder).items()]
+    made = dict[str, Row]()
+    for folder in folders:
+        made |= read_decisions(folder)
     # A file without a decision would keep the merge from copying rows.
     if not made:
         return
     with file_lock(run_dir / f".{DECISIONS}.lock"):
-        rows = {**dict(made), **read_decisions(run_dir)}
+        rows = made | read_decisions(run_dir)
         write_jsonl(run_dir / DECISIONS, rows.values())
 
 

@@ -252,8 +252,8 @@ def _read_finished(folder: Path) -> FinishedTraining:
     counts = None if manifest is None else manifest.finished()
     if counts is None:
         raise InputError(
-            f"{folder}: no manifest of the run that this arm is matched to. Delete {folder / DONE}, "
-            "and run the study again."
+            f"{folder}: no manifest of the run that this arm is matched to. Delete "
+            f"{folder / DONE}, and run the study again."
         )
     return counts
 

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ def _train(
 
     notes = [*recipe.notes, *trainer.notes]
     if resume:
-        notes += made_by_first_process(lambda: _version_notes(recipe.run_dir))
+        notes += made_by_first_process(partial(_version_notes, recipe.run_dir))
     if is_first_process():
         for note in notes:
             log.info(note)
