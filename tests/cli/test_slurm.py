@@ -147,6 +147,9 @@ def test_a_job_is_written_before_its_inputs_exist_and_names_them(
         if kind == "sky":
             assert job["name"] == f"{verb}-first-one"
             assert job["run"].rstrip().endswith(command)
+            # No index has kinject: whoever took that name there would run on the user's cluster.
+            assert job["setup"] == "pip install KINJECT"
+            assert "KINJECT: the wheel" in out
         else:
             (container,) = job["spec"]["template"]["spec"]["containers"]
             assert container["command"][-1] == f"exec kinject {command}"

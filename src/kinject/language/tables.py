@@ -342,7 +342,7 @@ def _word_list(code: str) -> list[str]:
     wordfreq, which takes 0.4 s."""
     spec = importlib.util.find_spec("wordfreq")
     if spec is None or spec.origin is None:
-        raise ImportError("wordfreq is not installed. Install kinject again: pip install kinject")
+        raise ImportError("wordfreq is not installed. Install it: pip install wordfreq")
     # wordfreq has one list for Serbo-Croatian, and Norwegian under Bokmål.
     code = {"hr": "sh", "sr": "sh", "bs": "sh", "no": "nb", "nn": "nb"}.get(code, code)
     path = Path(spec.origin).parent / "data" / f"small_{code}.msgpack.gz"

@@ -465,7 +465,7 @@ def _judge_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
         yield Problem("eval.retrieval.min_score", f"{message} Remove it.")
     if judge is not None and judge.kind in ("sandbox", "file"):
         message = f"found {judge.kind}, which grades nothing."
-        fix = "Allowed: openai (an endpoint) or transformers."
+        fix = "Allowed: openai (an endpoint), transformers or vllm."
         yield Problem("eval.judge.kind", f"{message} {fix}")
     endpoints = [table.endpoint for table in section.endpoints().values()]
     if section.budget is not None and is_free(judge, *endpoints):
