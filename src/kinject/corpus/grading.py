@@ -39,6 +39,7 @@ from kinject.language.spelling import (
     has_capital,
     has_code,
     has_letters,
+    has_more_letters,
     has_other_case,
     list_in,
     same_words,
@@ -209,6 +210,8 @@ def _is_same(written: str, part: str) -> bool:
 
 def _is_within(part: str, written: str) -> bool:
     """Return whether `written` has the accepted text `part` in it, by its words or its values."""
+    if has_more_letters(part, written):
+        return False
     codes = tuple(_languages(written, part))
     # the words of a value are not enough: 5 million has a 5 in it
     is_value = any(_is_value(read_items(part, code, False, codes)) for code in codes)

@@ -164,24 +164,48 @@ _LETTERS = re.compile(
     r"(?<![\w,'-])[A-J](?:(?:,\s?|\s?&\s?|,?\s(?:and|und|et|y|e|и)\s)[A-J])+(?![\w'-]|,\s?\w)"
 )
 """A, C and D, as letters of options."""
-_LETTERS_IN_ONE = re.compile(r"(?:.*(?:\b(?:is|are)|:)\s)?([A-J]{2,})")
+_BEFORE_LETTERS = r"(?:.*(?:\b(?:is|are)\s|:\s?|是\s?))?"
+_LETTERS_IN_ONE = re.compile(rf"{_BEFORE_LETTERS}([A-J]{{2,}})")
+_LETTERS_WITH_COMMAS = re.compile(rf"{_BEFORE_LETTERS}([A-J](?:,\s?[A-J])+)")
+_MARKED_LETTER = re.compile(r"(?<!\w)\(?([A-J])\)")
 
 
 def has_letters(part: str, folded: str) -> bool:
     """Return whether an accepted list of letters in their order (A, C) is in a text in another one:
-    C and A; a text may have nothing between those that it ends with, AC."""
-    if not _LETTERS.fullmatch(part.strip(" .")):
+    C and A; either may have nothing between those that it ends with, AC."""
+    part, folded = _plain_letters(part), _plain_letters(folded)
+    is_in_one = re.fullmatch("[A-J]{2,}", part) is not None
+    if not is_in_one and not _LETTERS.fullmatch(part):
         return False
     wanted = re.findall("[A-J]", part)
     # In another order it may tell steps.
     if wanted != sorted(set(wanted)):
         return False
-    lists = [match[0] for match in _LETTERS.finditer(folded)]
-    in_one = _LETTERS_IN_ONE.fullmatch(folded.strip(" ."))
     # "A and B" is not the blood group AB.
+    if is_in_one:
+        lists = _LETTERS_WITH_COMMAS.fullmatch(folded)
+        return lists is not None and sorted(re.findall("[A-J]", lists[1])) == wanted
+    found = [match[0] for match in _LETTERS.finditer(folded)]
+    in_one = _LETTERS_IN_ONE.fullmatch(folded)
     if in_one and "," in part:
-        lists.append(in_one[1])
-    return len(lists) == 1 and sorted(re.findall("[A-J]", lists[0])) == wanted
+        found.append(in_one[1])
+    return len(found) == 1 and sorted(re.findall("[A-J]", found[0])) == wanted
+
+
+def has_more_letters(part: str, folded: str) -> bool:
+    """Return whether a text has an accepted list of letters only with more of them: A, C and D for
+    A, C."""
+    part = _plain_letters(part)
+    if not _LETTERS.fullmatch(part):
+        return False
+    wanted = set(re.findall("[A-J]", part))
+    lists = [set(re.findall("[A-J]", m[0])) for m in _LETTERS.finditer(_plain_letters(folded))]
+    return wanted not in lists and any(wanted < letters for letters in lists)
+
+
+def _plain_letters(folded: str) -> str:
+    """Return a text whose letters of options have no brackets: (A) and (C); A、C."""
+    return _MARKED_LETTER.sub(r"\1", folded.replace("、", ", ")).strip(" .。")
 
 
 _CODE = re.compile(r"\+?(?=[A-Z\d(])[A-Z\d\s()./-]*\d(?:\s?[A-Z\d]+)*\)?")
