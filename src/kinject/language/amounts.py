@@ -196,11 +196,15 @@ def _is_plain(number: Number, value: int) -> bool:
 _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)*")
 _NEVER_MORE = ("bc", "s")
 """Units that change a number rather than explain it: 44 BC is not 44, nor the 1990s 1990."""
+_DEGREES = ("celsius", "degree or celsius", "degree n", "degree s", "degree e", "degree w")
 _ALSO = {
     "lb": ("pound",),
     "sterling": ("pound",),
     "pound": ("lb", "sterling"),
-    "degree": ("celsius", "fahrenheit", "degree n", "degree s", "degree e", "degree w"),
+    "degree": (*_DEGREES, "fahrenheit"),
+    # 5 Grad and 5度 are never of Fahrenheit.
+    "degree or celsius": (*_DEGREES, "degree"),
+    "celsius": ("degree or celsius",),
     "ad": ("",),
 }
 """Unit of an accepted text -> others that say the same, or more."""

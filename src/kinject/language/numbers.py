@@ -187,6 +187,8 @@ def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
         return era.end(), replace(number, unit=unit)
     end, number = _read_scale(reader, end, number)
     unit, unit_end = unit_after(reader, end, number)
+    if unit == "degree" and code != "en":
+        unit = "degree or celsius"
     if unit:
         end, number = century_with_era(reader, unit_end, replace(number, unit=number.unit or unit))
     below = _BELOW_ZERO.match(text, end)
