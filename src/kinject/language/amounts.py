@@ -184,6 +184,8 @@ def _value_fits(wanted: Value, value: Value) -> bool:
             return _is_plain(wanted, value.value)
         case Clock(), Clock():
             return _clock_fits(wanted, value)
+        case (Clock() as clock, Number() as number) | (Number() as number, Clock() as clock):
+            return _is_clock_in_words(number, clock)
         case Day(), Day():
             return _day_fits(wanted, value)
     return False
@@ -279,6 +281,13 @@ def _clock_fits(wanted: Clock, clock: Clock) -> bool:
     is_open = not wanted.has_half and clock.has_half
     # 0:30 is of the clock of 24 hours: never 12:30 pm.
     return is_open and wanted.minutes >= 60 and wanted.minutes + HALF_A_DAY == clock.minutes
+
+
+def _is_clock_in_words(number: Number, clock: Clock) -> bool:
+    """Return whether a number in words is a time after noon: nineteen thirty, not 1930."""
+    hour, minute = divmod(clock.minutes, 60)
+    is_spoken = hour > 12 and minute > 9 and not clock.seconds
+    return is_spoken and not number.digits and _is_plain(number, 100 * hour + minute)
 
 
 def _day_fits(wanted: Day, day: Day) -> bool:

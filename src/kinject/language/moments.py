@@ -254,10 +254,10 @@ _EAST_ASIAN_PARTS = {
 _EAST_ASIAN = re.compile(
     rf"(?<![\d:.])(?:(?P<part>{any_of(_EAST_ASIAN_PARTS)})\s?)?"
     r"(?P<hour>[01]?\d|2[0-3]|十?[一二三四五六七八九]|十|两)\s?[点點时時시]"
-    r"(?:\s?(?:(?P<minute>[0-5]?\d)\s?[分분]|(?P<half>半|반)))?(?![\d間间])"
+    r"(?:\s?(?:(?P<minute>[0-5]?\d)\s?[分분]|(?P<half>半|반)|(?P<quarters>[一三])刻))?(?![\d間间])"
 )
 _NAMED = re.compile(
-    r"\b(?:12 )?(?:noon|midday|mediodía|mezzogiorno"
+    r"\b(?:12 )?(?:noon|midday|midi|mediodía|mezzogiorno"
     r"|(?P<night>midnight|mitternacht|middernacht|minuit|medianoche|mezzanotte))\b"
 )
 
@@ -287,7 +287,9 @@ def _take_east_asian(reader: Reader, match: re.Match[str]) -> None:
     part, minute = match["part"], int(match["minute"] or 0)
     if match["half"]:
         minute = 30
-    if not (part or match["minute"] or match["half"]):
+    if match["quarters"]:
+        minute = 15 * int(han_value(match["quarters"]))
+    if not (part or match["minute"] or minute):
         return
     if match["hour"].isdecimal():
         hour = int(match["hour"])

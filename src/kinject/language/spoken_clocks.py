@@ -76,7 +76,7 @@ _OF_LANGUAGE = {
             *("zehn", "elf", "zwölf"),
         ),
         {"viertel": 15, "fünf": 5, "zehn": 10, "zwanzig": 20},
-        {"halb": 30, "dreiviertel": 15, "drei viertel": 15},
+        {"viertel": 45, "halb": 30, "dreiviertel": 15, "drei viertel": 15},
         {"vor": -1, "nach": 1},
         "uhr",
     ),
@@ -126,8 +126,8 @@ _PARTS_OF_DAY = (
 )
 _LATER = ("soir", "après-midi", "tarde", "noche", "sera", "pomeriggio", "noite")
 _BESIDE_HOUR = {
-    "fr": rf"(?P<hour>{_WORD})\sheures?(?:\set\s(?P<more>demie?|quart)"
-    rf"|\smoins\s(?:le\s)?(?P<less>{_WORD})|\s(?P<minute>{_WORD}))",
+    "fr": rf"(?P<hour>midi|minuit|(?:{_WORD})(?=\sheures?))(?:\sheures?)?"
+    rf"(?:\set\s(?P<more>demie?|quart)|\smoins\s(?:le\s)?(?P<less>{_WORD})|\s(?P<minute>{_WORD}))",
     "es": rf"las?\s(?P<hour>{_WORD})(?:\sy\s(?P<more>(?:{_WORD})(?:\sy\s\w+)?)"
     rf"|\smenos\s(?P<less>{_WORD}))",
     "it": rf"(?:(?:al)?le\s|(?:al)?l')(?P<hour>{_WORD})"
@@ -135,6 +135,7 @@ _BESIDE_HOUR = {
     "pt": rf"(?:[aà]s?\s)(?P<hour>{_WORD})\se\s(?P<more>{_WORD})",
 }
 """In Spanish, Italian and Portuguese the article tells hours from numbers: siete y media is 7.5."""
+_NAMED_HOURS = {"midi": 12, "minuit": 0}
 _NAMED_PARTS = {
     **dict.fromkeys(("demi", "demie", "media", "mezza", "mezzo", "meia"), 30),
     **dict.fromkeys(("quart", "cuarto", "quarto"), 15),
@@ -150,8 +151,9 @@ def _take_minutes_beside(reader: Reader, match: re.Match[str]) -> None:
     parts = match.groupdict()
     written = parts["more"] or parts.get("less") or parts.get("minute") or ""
     hour, minutes = _small_number(reader, match["hour"]), _small_number(reader, written)
+    hour = _NAMED_HOURS.get(match["hour"], hour)
     minutes = _NAMED_PARTS.get(written, minutes)
-    if not 0 < hour < 24 or not 0 < minutes < 60:
+    if not 0 <= hour < 24 or not 0 < minutes < 60:
         return
     # "las dos y tres islas" are no time of day
     if minutes < 20 and minutes % 5:
