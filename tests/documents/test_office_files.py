@@ -474,7 +474,9 @@ def test_raised_digits_stay_raised() -> None:
     raised = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'
     body = paragraph(run("8.2 · 10") + raised.format("-4") + run(" m") + raised.format("3"))
     body += paragraph(run("The 19") + raised.format("th") + run(" century"))
-    assert read("a.docx", word(body))[0] == "8.2 · 10⁻⁴ m³\n\nThe 19th century"
+    body += paragraph(run("a") + raised.format("m−2") + run(" or b") + raised.format("4x"))
+    expected = "8.2 · 10⁻⁴ m³\n\nThe 19th century\n\na^(m−2) or b^(4x)"
+    assert read("a.docx", word(body))[0] == expected
 
 
 def test_digits_that_a_style_raises_are_raised() -> None:

@@ -117,6 +117,17 @@ def test_raised_digits_of_a_pdf_stay_raised() -> None:
     assert only(pdf_of(page)).text == "Over 3 x 10⁻⁸ m of H2O by mill¹⁴"
 
 
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [("k-1", "^(k-1)"), ("-3t", "^(-3t)"), ("3/2", "^(3/2)"), ("th", "th"), ("b,2", "b,²")],
+)
+def test_an_exponent_with_letters_stays_one(raised: str, text: str) -> None:
+    page = f"BT /F1 10 Tf 72 700 Td (It grows as v) Tj /F1 7 Tf 4 Ts ({raised}) Tj 0 Ts "
+    assert only(pdf_of(f"{page}/F1 10 Tf (, they wrote.) Tj ET")).text == (
+        f"It grows as v{text}, they wrote."
+    )
+
+
 @pytest.mark.parametrize("degrees", [0, 90, 270])
 @pytest.mark.parametrize("upwards", [True, False])
 def test_names_of_columns_that_stand_on_their_side_are_the_header(

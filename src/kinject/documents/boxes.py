@@ -10,11 +10,12 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, groupby
+from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeVar
 
 from kinject.documents.letters import Letter
+from kinject.documents.symbols import raised
 from kinject.documents.text import one_line
 
 _LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
@@ -136,18 +137,30 @@ class Word:
     def __init__(self, first: Letter) -> None:
         self.last = first
         self.number, self.size = first.number, first.size
-        self.letters = [first.text]
+        self._letters = [(first.text, False)]
         self.x0, self.y0, self.x1, self.y1 = first[:4]
 
     def add(self, letter: Letter) -> None:
         self.last = letter
-        text = letter.text
-        if self._is_raised(letter):
-            text = text.translate(_RAISED)
-        self.letters.append(text)
+        self._letters.append((letter.text, self._is_raised(letter)))
         self.x1 = max(self.x1, letter.x1)
         self.y0 = min(self.y0, letter.y0)
         self.y1 = max(self.y1, letter.y1)
+
+    @property
+    def text(self) -> str:
+        """Its letters, those that are raised with what shows it."""
+        parts = []
+        for is_raised, letters in groupby(self._letters, key=itemgetter(1)):
+            part = "".join(text for text, _ in letters)
+            shown = part
+            if is_raised:
+                shown = raised(part)
+            # Of several marks of notes the digits are raised: a,1
+            if is_raised and shown == part:
+                shown = part.translate(_RAISED)
+            parts.append(shown)
+        return "".join(parts)
 
     def _is_raised(self, letter: Letter) -> bool:
         """Return whether a letter is an exponent of the word or the mark of a note: smaller, and

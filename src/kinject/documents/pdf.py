@@ -306,7 +306,7 @@ def _words(
 ) -> Iterator[Box]:
     """Yield the words of letters; rules `down` part them."""
     for word in words_of(letters, down):
-        text = "".join(word.letters).translate(_LIGATURES)
+        text = word.text.translate(_LIGATURES)
         if not text:
             continue
         is_bold = raw.FPDFText_GetFontWeight(text_page, word.number) >= _BOLD

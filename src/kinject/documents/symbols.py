@@ -36,6 +36,11 @@ _FONTS: Mapping[str, Mapping[int, str]] = {
 }
 _SUPERSCRIPTS = str.maketrans("0123456789+-−–=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻⁼⁽⁾ⁿ")
 _RAISED_NUMBER = re.compile(r"[-+−–]?\(?\d[\d+\-−–=()]*|[-+−–n]")
+_TERM = r"(?:\d+|\d?[a-zα-ω])"
+_RAISED_SUM = re.compile(
+    rf"[-+−–]?\(?{_TERM}(?:\s?[-+−–/]\s?{_TERM})+\)?|[-−–]\s?\d*[a-zα-ω]{{1,2}}|\d[a-zα-ω]"
+)
+"""An exponent with letters: n+1, -kt, 1/2, 2x. One letter may be the mark of a note."""
 
 
 def is_symbol_font(font: str) -> bool:
@@ -97,7 +102,11 @@ def symbol_of_field(instruction: str) -> str:
 
 
 def raised(text: str) -> str:
-    """Return the text of a raised run: 10 and a raised 6 are 10⁶, a raised "th" is itself."""
-    if _RAISED_NUMBER.fullmatch(text.strip()):
+    """Return the text of a raised run: 10 and a raised 6 are 10⁶, x and k+1 are x^(k+1), a raised
+    "th" is itself."""
+    stripped = text.strip()
+    if _RAISED_NUMBER.fullmatch(stripped):
         return text.translate(_SUPERSCRIPTS)
+    if _RAISED_SUM.fullmatch(stripped):
+        return text.replace(stripped, f"^({stripped.strip('()')})")
     return text
