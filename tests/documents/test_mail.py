@@ -310,3 +310,29 @@ def test_the_quoted_mail_that_ends_a_web_page_is_left_out(page: str, text: str) 
     mail["Subject"] = "Ferry"
     mail.set_content(f"<html><body>{page}</body></html>", subtype="html")
     assert _text("a.eml", bytes(mail)) == f"# Ferry\n\n{text}"
+
+
+_ORIGINAL = "{}Von: Bo\nGesendet: Montag, 3. Mai 2021\nAn: Mara\nCc: Ed\nBetreff: Fähre\n\nWann?"
+
+
+@pytest.mark.parametrize(
+    ("subject", "own", "is_left_out"),
+    [
+        ("AW: Fähre", "Um neun.", True),
+        ("WG: Fähre", "Zur Kenntnis.", False),
+        ("AW: Fähre", "Siehe unten.", False),
+        ("AW: Fähre", "", False),
+    ],
+)
+@pytest.mark.parametrize("line", ["", "-----Ursprüngliche Nachricht-----\n", "_______\n"])
+def test_the_mail_that_outlook_quotes_below_a_reply_is_left_out(
+    subject: str, own: str, is_left_out: bool, line: str
+) -> None:
+    quoted = _ORIGINAL.format(line)
+    mail = EmailMessage()
+    mail["Subject"] = subject
+    mail.set_content(f"{own}\n\n{quoted}")
+    body = own
+    if not is_left_out:
+        body = f"{own}\n\n{quoted}".strip()
+    assert _text("a.eml", bytes(mail)) == f"# {subject}\n\n{body}"

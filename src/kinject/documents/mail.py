@@ -68,6 +68,18 @@ _INTRODUCES = re.compile(
     r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE
 )
 
+_ORIGINAL = re.compile(
+    r"^(?:[-_]{5,}[^\n]*\n\s*)?"
+    r"\**(?:From|Von|De|Da|Van)\**\s?:[^\n]+\n"
+    r"\**(?:Sent|Gesendet|Envoyé|Enviad[oa](?: el| em)?|Inviato|Verzonden)\**\s?:[^\n]+\n"
+    r"(?:[^\n]+\n){0,3}\**(?:Subject|Betreff|Objet|Asunto|Assunto|Oggetto|Onderwerp)\**\s?:",
+    re.MULTILINE,
+)
+"""What Outlook puts above the mail that it quotes, whose lines it does not mark."""
+_REPLY = re.compile(r"(?:re|aw|antw|sv|r|rif|res)\s?:", re.IGNORECASE)
+_ANSWERS_WITHIN = re.compile(r"\b(?:below|inline|unten|ci-dessous|abajo|sotto)\b", re.IGNORECASE)
+"""Who says so writes answers into the quoted mail."""
+
 
 def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a mail, then the documents of its attachments."""
@@ -156,6 +168,7 @@ def _mail(
                 text, attachments = decode(path, _payload(mail), declared)[0].strip(), []
             text = text.replace("\0", "")
             title = " ".join(_header(path, mail, "Subject").replace("\0", " ").split())
+            text = _without_original(text, title)
             meta = _meta(path, mail)
     except InputError as error:
         yield location, error
@@ -309,6 +322,18 @@ def _without_quotes(text: str) -> str:
     return "\n".join(lines[:end]).strip()
 
 
+def _without_original(text: str, subject: str) -> str:
+    """Return the text of a reply without the mail that Outlook quotes below it; of a mail that was
+    passed on, it is what the mail is about."""
+    head = _ORIGINAL.search(text)
+    if head is None or not _REPLY.match(subject):
+        return text
+    own = text[: head.start()].strip()
+    if not own or _ANSWERS_WITHIN.search(own):
+        return text
+    return own
+
+
 def _page_without_quotes(path: Path, page: str) -> str:
     """Return the web page of a mail without the quoted mail that ends it."""
     tree = import_extra("selectolax.lexbor", path).LexborHTMLParser(page)
@@ -419,7 +444,7 @@ def _outlook_mail(
     try:
         with library_errors(path, "Outlook mail", "Save it as .eml."):
             title = " ".join(mail.text(_SUBJECT).split())
-            text = mail.body(location, options)
+            text = _without_original(mail.body(location, options), title)
             sender = mail.text(_SENDER)
     except InputError as error:
         yield location, error
