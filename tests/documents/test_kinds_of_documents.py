@@ -840,6 +840,14 @@ def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
 
 
+def test_a_row_whose_title_source_or_meta_is_null_has_none() -> None:
+    row = b'{"headline": null, "body": "Low tide.", "source": null, "meta": null, "year": null}'
+    document = only("a.jsonl", row)
+    assert (document.title, document.text, document.source) == ("", "Low tide.", "a.jsonl:1")
+    assert document.meta == {"year": None}
+    assert document.id == only("a.jsonl", b'{"text": "Low tide."}').id
+
+
 def test_text_that_was_taken_out_of_a_page_is_not_read() -> None:
     page = "<p>Boats leave at <del>nine</del> <ins>ten</ins> <b> daily</b>.</p><del><p>Not in May.</p></del><p>Go!</p>"
     text = only("a.html", f"<html><body>{page}</body></html>".encode()).text

@@ -46,6 +46,7 @@ _MOSTLY = 0.8
 # Cells of tables, and names in a list, are shorter than parts of sentences.
 _FEW_WORDS = 4
 _FIELDS = ("id", "title", "text", "source", "meta")
+_OPTIONAL = ("title", "source", "meta")
 ROWS_AT_ONCE = 16
 """Rows of a table in memory at once: each may hold a long document."""
 
@@ -54,6 +55,8 @@ def document_of(row: Row, location: str, options: ReadOptions) -> Document:
     """Return the document in one row. Raises `InputError` at `location` on a missing or mistyped
     field."""
     written, row = row, with_plain_names(row, options)
+    # Many programs write null where a row has no title.
+    row = {key: value for key, value in row.items() if value is not None or key not in _OPTIONAL}
     if "text" not in row:
         keys = ", ".join(map(repr, written)) or "none"
         raise InputError(
