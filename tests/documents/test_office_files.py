@@ -534,6 +534,36 @@ _ROWS = f"<sheetData>{_FIRST_ROW}{_SECOND_ROW}</sheetData>"
 _ROWS_TEXT = "| Quay | Depth |\n| --- | --- |\n| North | 4.5 |"
 
 
+@pytest.mark.parametrize("before", ["", '<sheetPr filterMode="1"/>'])
+def test_hidden_rows_and_columns_are_left_out_and_counted_and_filtered_rows_stay(
+    before: str,
+) -> None:
+    columns = '<cols><col min="2" max="3" hidden="1"/><col min="4" max="4" outlineLevel="1" hidden="1"/></cols>'
+    rows = ""
+    for number, look in enumerate(("", 'hidden="1"', 'hidden="1" outlineLevel="1"', ""), 1):
+        cells = "".join(inline(f"{column}{number}", f"{column}{number}") for column in "ABCDE")
+        rows += f'<row r="{number}" {look}>{cells}</row>'
+    data = workbook(f"{before}{columns}<sheetData>{rows}</sheetData>")
+    ((_, document),) = read_file(Path("a.xlsx"), io.BytesIO(data))
+    assert isinstance(document, Document)
+    shown = [1, 2, 3, 4] if before else [1, 3, 4]
+    lines = [f"| A{number} | D{number} | E{number} |" for number in shown]
+    lines.insert(1, "| --- | --- | --- |")
+    assert document.text == "# Sheet 1\n\n" + "\n".join(lines)
+    assert document.meta["hidden_cells"] == {"Sheet 1": 8 if before else 11}
+
+
+def test_a_cell_that_its_style_strikes_through_is_not_read() -> None:
+    fonts = '<fonts><font/><font><strike/></font><font><strike val="0"/></font></fonts>'
+    looks = "<cellXfs>" + "".join(f'<xf fontId="{n}"/>' for n in range(3)) + "</cellXfs>"
+    styles = f'<styleSheet xmlns="{_SHEET}">{fonts}{looks}</styleSheet>'
+    cells = "".join(f'<c r="{"ABC"[n]}1" s="{n}"><v>{n + 5}</v></c>' for n in range(3))
+    sheet = f'<sheetData><row r="1">{cells}</row></sheetData>'
+    data = workbook(sheet, targets=(("styles", "s.xml"),), **{"s.xml": styles})
+    text, faults = read("a.xlsx", data)
+    assert ("6" in text, "5" in text, "7" in text, faults) == (False, True, True, [])
+
+
 def test_a_part_that_the_text_does_not_need_may_be_missing_or_damaged() -> None:
     broken = (("theme", "theme/t.xml"), ("image", "media/gone.png"), ("image", "NULL"), ("styles", "styles.xml"),
               ("settings", "settings.xml"), ("font", ""))  # fmt: skip

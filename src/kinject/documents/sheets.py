@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kinject.documents.number_formats import moment_text, shown_number
 from kinject.documents.office import (
@@ -42,20 +42,29 @@ _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 _DAMAGED = (SyntaxError, KeyError)
 # What Excel writes into the older kind of comment, for programs that do not know threads.
 _THREADED = "[Threaded comment]"
+_READ = (f"{_S}row", f"{_S}mergeCell", f"{_S}col", f"{_S}sheetPr")
+_TRUE = ("1", "true")
 Area = tuple[int, int, int, int]
 """First column, first row, last column, last row."""
 
 
 @dataclass
 class _Sheet:
-    """The cells of a sheet: row -> column -> text; the merged areas; formulas without a value."""
+    """The cells of a sheet: row -> column -> text; the merged areas; hidden rows, and the first and
+    last of hidden columns; formulas without a value."""
 
     name: str
     part: str
     row: int = 0
     cells: dict[int, dict[int, str]] = field(default_factory=dict)
     merged: list[Area] = field(default_factory=list)
+    hidden_rows: set[int] = field(default_factory=set)
+    hidden_columns: list[tuple[int, int]] = field(default_factory=list)
     n_unknown: int = 0
+
+    def has_hidden(self, column: int) -> bool:
+        """Return whether a column is hidden."""
+        return any(first <= column <= last for first, last in self.hidden_columns)
 
 
 def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -63,6 +72,7 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     `sheets` is in meta."""
     sheets: list[tuple[int | str, str]] = []
     hidden = []
+    hidden_cells = {}
     n_unknown = 0
     with library_errors(path, "workbook", "Save it again as .xlsx."):
         book = _Book(Package(path, stream, options))
@@ -75,6 +85,9 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
             part = package.target(package.main, entry.get(f"{RELATION}id", ""))
             sheet = book.read_sheet(_Sheet(name, part))
             n_unknown += sheet.n_unknown
+            n_hidden = _n_hidden(sheet)
+            if n_hidden:
+                hidden_cells[name] = n_hidden
             blocks = [_sheet_text(sheet), *book.drawings(sheet), *book.comments(sheet)]
             text = "\n\n".join(filter(None, blocks))
             if text:
@@ -82,9 +95,11 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         book.name_what_is_lost()
         title, meta = package.properties()
     text, starts = joined(sheets)
-    found = {**meta, "sheets": starts}
+    found: dict[str, Any] = {**meta, "sheets": starts}
     if hidden:
         found["hidden_sheets"] = hidden
+    if hidden_cells:
+        found["hidden_cells"] = hidden_cells
     yield whole_file(path, title, text, found)
     yield from package.faults
     if n_unknown:
@@ -112,11 +127,12 @@ class _Book:
                 for item in package.elements(name, f"{_S}si"):
                     self._texts.append(_rich_text(item))
         self._n_without_text = 0
+        self._struck = self._struck_styles()
         self._formats = self._number_formats()
         self._n_without_format = 0
         self._epoch = self._dates.WINDOWS_EPOCH
         properties = package.root(package.main).find(f"{_S}workbookPr")
-        if properties is not None and properties.get("date1904", "0") in ("1", "true"):
+        if properties is not None and properties.get("date1904") in _TRUE:
             self._epoch = self._dates.MAC_EPOCH
 
     def _number_formats(self) -> dict[int, str]:
@@ -131,23 +147,45 @@ class _Book:
                     formats[style] = known.get(whole_number(element.get("numFmtId")), "")
         return formats
 
+    def _struck_styles(self) -> set[int]:
+        """Return the styles whose text is struck through: it was taken back."""
+        struck: set[int] = set()
+        for root in self.package.optional_roots(self.package.main, "styles"):
+            fonts = [_is_struck(font) for font in root.iterfind(f"{_S}fonts/{_S}font")]
+            for style, element in enumerate(root.iterfind(f"{_S}cellXfs/{_S}xf")):
+                font = whole_number(element.get("fontId"))
+                if font < len(fonts) and fonts[font]:
+                    struck.add(style)
+        return struck
+
     def read_sheet(self, sheet: _Sheet) -> _Sheet:
         """Return a sheet with its cells, up to a damage, which is named."""
+        is_filtered = False
         try:
-            for element in self.package.elements(sheet.part, f"{_S}row", f"{_S}mergeCell"):
+            for element in self.package.elements(sheet.part, *_READ):
                 if element.tag == f"{_S}row":
                     self._read_row(element, sheet)
-                else:
+                elif element.tag == f"{_S}mergeCell":
                     sheet.merged.append(self._ranges.range_boundaries(element.get("ref")))
+                elif element.tag == f"{_S}col" and _is_hidden(element):
+                    columns = whole_number(element.get("min")), whole_number(element.get("max"))
+                    sheet.hidden_columns.append(columns)
+                elif element.get("filterMode") in _TRUE:
+                    is_filtered = True
         except _DAMAGED:
             self.package.add_fault(
                 f"sheet {sheet.name}", "missing from the file, or damaged. Save the file again."
             )
+        # A filter is a way to look at the rows, all of which belong to the sheet.
+        if is_filtered:
+            sheet.hidden_rows.clear()
         return sheet
 
     def _read_row(self, row: XmlElement, sheet: _Sheet) -> None:
         # A row or a cell without a place follows the one before.
         sheet.row = whole_number(row.get("r")) or sheet.row + 1
+        if _is_hidden(row):
+            sheet.hidden_rows.add(sheet.row)
         cells: dict[int, str] = {}
         column = 0
         for cell in row.iterchildren(f"{_S}c"):
@@ -170,6 +208,9 @@ class _Book:
         """Return the value of a cell as people see it: dates in ISO 8601, per cent, no float
         noise."""
         kind = cell.get("t", "n")
+        style = whole_number(cell.get("s"))
+        if style in self._struck:
+            return ""
         if kind == "inlineStr":
             return _rich_text(cell)
         if not value:
@@ -183,10 +224,9 @@ class _Book:
         if kind == "b":
             return {"1": "TRUE", "0": "FALSE"}.get(value, value)
         if kind == "d":
-            return self._iso_text(value, self._formats.get(whole_number(cell.get("s")), ""))
+            return self._iso_text(value, self._formats.get(style, ""))
         if kind != "n":
             return _unescaped(value)
-        style = whole_number(cell.get("s"))
         self._n_without_format += style > 0 and not self._formats
         # A cell may have a style that the file does not define.
         number_format = self._formats.get(style, "")
@@ -270,6 +310,27 @@ class _Book:
         return names
 
 
+def _is_hidden(element: XmlElement) -> bool:
+    """Return whether a row or columns are hidden, and not only folded: these have a button."""
+    return element.get("hidden") in _TRUE and not whole_number(element.get("outlineLevel"))
+
+
+def _n_hidden(sheet: _Sheet) -> int:
+    """Return how many cells with a text are hidden."""
+    n_hidden = 0
+    for number, row in sheet.cells.items():
+        if number in sheet.hidden_rows:
+            n_hidden += len(row)
+        else:
+            n_hidden += sum(map(sheet.has_hidden, row))
+    return n_hidden
+
+
+def _is_struck(font: XmlElement) -> bool:
+    strike = font.find(f"{_S}strike")
+    return strike is not None and strike.get("val", "1") in _TRUE
+
+
 def _rich_text(item: XmlElement) -> str:
     """Return the text of a cell without the readings above its words."""
     read = []
@@ -278,8 +339,7 @@ def _rich_text(item: XmlElement) -> str:
         if run.tag == f"{_S}rPh":
             continue
         # Text that is struck through was taken back.
-        strike = run.find(f"{_S}rPr/{_S}strike")
-        if strike is not None and strike.get("val", "1") not in ("0", "false"):
+        if any(map(_is_struck, run.iterfind(f"{_S}rPr"))):
             continue
         text = symbol_text(element.text or "", attribute_at(run, f"{_S}rPr/{_S}rFont", "val"))
         if attribute_at(run, f"{_S}rPr/{_S}vertAlign", "val") == "superscript":
@@ -304,14 +364,16 @@ def _sheet_text(sheet: _Sheet) -> str:
     cells = sheet.cells
     wide = _fill_merged(sheet)
     columns = sorted(set().union(*cells.values()))
+    hidden = set(filter(sheet.has_hidden, columns))
     ordered: list[list[str]] = []
     wide_rows: list[bool] = []
     for number in sorted(cells):
         if ordered and number - 1 not in cells:
             ordered.append([""])
             wide_rows.append(False)
-        ordered.append(_dense(cells[number], columns))
-        wide_rows.append(number in wide)
+        if number not in sheet.hidden_rows:
+            ordered.append(_dense(cells[number], columns, hidden))
+            wide_rows.append(number in wide)
     return tables_of(ordered, wide_rows)
 
 
@@ -332,12 +394,13 @@ def _fill_merged(sheet: _Sheet) -> set[int]:
     return wide
 
 
-def _dense(row: Mapping[int, str], columns: Sequence[int]) -> list[str]:
-    """Return a row's cells in the columns that the sheet uses, with an empty one for each gap
-    between them."""
+def _dense(row: Mapping[int, str], columns: Sequence[int], hidden: set[int]) -> list[str]:
+    """Return a row's cells in the columns that the sheet uses and shows, with an empty one for each
+    gap between them."""
     line: list[str] = []
     for index, column in enumerate(columns):
         if index and column > columns[index - 1] + 1:
             line.append("")
-        line.append(row.get(column, ""))
+        if column not in hidden:
+            line.append(row.get(column, ""))
     return line
