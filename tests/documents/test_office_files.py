@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kinject.documents.numbering import item_number
 from kinject.documents.readers import ReadOptions, read_file
 from kinject.errors import InputError
 from kinject.types import Document
@@ -263,6 +264,38 @@ def test_numbers_of_headings_and_clauses_are_those_that_word_shows() -> None:
         "# § 1 Piers\n\n# § 2 Fees\n\n## 2.1 Boats\n\n    (a) rowed\n    (b) sailed\n"
         "I. oar\nII. rope\nIII. sail\nIV. keel"
     )
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        # A second level that no item above restarts, and one in decimal numbers of the law.
+        ((("upperRoman", "%1.", ""), ("decimal", "(%2)", '<w:lvlRestart w:val="0"/>')), "I. (1) (2) II. (3)"),
+        ((("upperRoman", "Art. %1", ""), ("decimalZero", "%1.%2", "<w:isLgl/>")), "Art. I 1.01 1.02 Art. II 2.01"),
+        ((("upperRoman", "%1", ""), ("decimal", "%1.%2", '<w:isLgl w:val="0"/>')), "I I.1 I.2 II II.1"),
+        ((("chineseCounting", "第%1章", ""), ("decimal", "%2", "")), "第一章 1 2 第二章 1"),
+    ],
+)  # fmt: skip
+def test_numbers_of_laws_and_contracts_are_those_that_word_shows(
+    levels: tuple[tuple[str, str, str], ...], expected: str
+) -> None:
+    content = ""
+    for depth, (kind, template, more) in enumerate(levels):
+        content += f'<w:lvl w:ilvl="{depth}"><w:numFmt w:val="{kind}"/>{more}<w:lvlText w:val="{template}"/></w:lvl>'
+    lists = f'<w:abstractNum w:abstractNumId="4">{content}</w:abstractNum>'
+    lists += '<w:num w:numId="9"><w:abstractNumId w:val="4"/></w:num>'
+    body = ""
+    for depth in (0, 1, 1, 0, 1):
+        numbering = f'<w:numPr><w:ilvl w:val="{depth}"/><w:numId w:val="9"/></w:numPr>'
+        body += paragraph(f"<w:pPr>{numbering}</w:pPr>{run('x')}")
+    part = {"numbering.xml": named("w:numbering", lists)}
+    text, _ = read("a.docx", word(body, ("numbering", "numbering.xml"), **part))
+    assert text.replace("x", "").split() == expected.split()
+
+
+def test_numbers_below_a_hundred_in_chinese() -> None:
+    shown = [item_number(n, "一") for n in (7, 10, 13, 30, 84, 100)]
+    assert shown == ["七", "十", "十三", "三十", "八十四", "100"]
 
 
 def test_a_paragraph_whose_end_was_deleted_goes_on_in_the_next_one() -> None:

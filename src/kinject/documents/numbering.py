@@ -16,11 +16,17 @@ _ROMAN = (
     *((40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i")),
 )
 
+_HAN_DIGITS = "〇一二三四五六七八九"
+
 
 def item_number(n: int, kind: str) -> str:
-    """Return the number of an item as its reader sees it, of the kind 1, a, A, i or I: texts refer
-    to (b) and to IV."""
+    """Return the number of an item as its reader sees it, of the kind 1, 01, a, A, i, I or 一: texts
+    refer to (b) and to IV."""
     number = str(n)
+    if kind == "01":
+        return f"{n:02}"
+    if kind == "一" and 0 < n < 100:
+        return _in_han(n)
     if kind in ("a", "A") and 0 < n <= 780:
         number = chr(ord("a") + (n - 1) % 26) * ((n - 1) // 26 + 1)
     elif kind in ("i", "I") and 0 < n < 4000:
@@ -33,8 +39,23 @@ def item_number(n: int, kind: str) -> str:
     return number
 
 
+def _in_han(n: int) -> str:
+    """Return a number below 100 in Chinese characters: 12 is 十二, 20 二十."""
+    tens, ones = divmod(n, 10)
+    number = ""
+    if tens > 1:
+        number = _HAN_DIGITS[tens]
+    if tens:
+        number += "十"
+    if ones:
+        number += _HAN_DIGITS[ones]
+    return number
+
+
 class _Level(NamedTuple):
-    """A depth of a numbering: the list whose numbers it counts, and where it begins."""
+    """A depth of a numbering: the list whose numbers it counts, and where it begins. An item above,
+    of a depth below `restarts_below`, lets it begin again. `is_legal`: all its numbers are
+    decimal."""
 
     list_id: str
     is_bullet: bool = True
@@ -42,9 +63,16 @@ class _Level(NamedTuple):
     restarts: bool = False
     kind: str = "1"
     template: str = ""
+    restarts_below: int = 0
+    is_legal: bool = False
 
 
-_KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
+_KINDS = {
+    **{"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"},
+    "decimalZero": "01",
+    **dict.fromkeys(("chineseCounting", "chineseCountingThousand"), "一"),
+    **dict.fromkeys(("taiwaneseCounting", "taiwaneseCountingThousand", "japaneseCounting"), "一"),
+}
 """The numbers of Word's lists -> their kind, where they are not decimal."""
 
 
@@ -86,7 +114,9 @@ class WordLists:
     def _count_item(self, numbering: str, depth: int, level: _Level) -> int:
         """Return the number of the next item of a list; lists within it begin again."""
         for other in list(self._counts):
-            if other[0] == level.list_id and other[1] > depth:
+            within = self._levels.get((numbering, other[1]))
+            restarts = within is None or depth < within.restarts_below
+            if other[0] == level.list_id and other[1] > depth and restarts:
                 del self._counts[other]
         # Numberings of one list go on from one another, but for one that restarts it, once.
         is_restarted = level.restarts and (numbering, depth) not in self._restarted
@@ -106,7 +136,10 @@ class WordLists:
         for index in range(depth + 1):
             level = self._levels.get((numbering, index), own)
             number = self._counts.get((level.list_id, index), level.start)
-            mark = mark.replace(f"%{index + 1}", item_number(number, level.kind))
+            kind = level.kind
+            if own.is_legal and kind != "01":
+                kind = "1"
+            mark = mark.replace(f"%{index + 1}", item_number(number, kind))
         return f"{one_line(mark)} "
 
 
@@ -133,7 +166,17 @@ def _levels_of(
         restart = starts.get(depth, "")
         start = whole_number(restart or _value(level, "start"), 1)
         kind = _KINDS.get(form, "1")
-        yield depth, _Level(list_id, is_bullet, start, bool(restart), kind, template)
+        # Word counts depths from 1 here; 0 is never.
+        above = whole_number(_value(level, "lvlRestart"), depth)
+        is_legal = _is_on(level.find(f"{_W}isLgl"))
+        yield (
+            depth,
+            _Level(list_id, is_bullet, start, bool(restart), kind, template, above, is_legal),
+        )
+
+
+def _is_on(element: XmlElement | None) -> bool:
+    return element is not None and element.get(_VAL, "1") not in ("0", "false", "off")
 
 
 def _value(parent: XmlElement, name: str) -> str:
