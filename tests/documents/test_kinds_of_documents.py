@@ -616,6 +616,9 @@ def test_items_of_a_page_keep_their_numbers_and_a_summary_its_line() -> None:
     assert only("a.html", page.encode()).text == (
         "3. Gold.\n2. Silver.\n1. Bronze.\n\n9. Nine.\n8. Eight."
     )
+    styles = ("list-style-type:upper-latin", "list-style: inside Lower-Roman", "list-style: none")
+    page = "".join(f'<p>So</p><ol start=4 style="{style}"><li>Oar.</ol>' for style in styles)
+    assert only("a.html", page.encode()).text == "So\n\nD. Oar.\n\nSo\n\niv. Oar.\n\nSo\n\n- Oar."
 
 
 def test_notes_and_what_stands_in_a_cell_or_quotation_are_content_of_a_page() -> None:

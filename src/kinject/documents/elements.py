@@ -137,7 +137,7 @@ class _Page:
         elif tag in ("ul", "ol"):
             kind, step, first = "", 1, 1
             if tag == "ol":
-                kind = node.attributes.get("type") or "1"
+                kind = _kind_of_list(node)
             if "reversed" in node.attributes:
                 step, first = -1, sum(child.tag == "li" for child in node.iter())
             self._lists.append((kind, _number_of(node, "start", first) - step, step))
@@ -200,6 +200,27 @@ class _Page:
 
     def _widen(self, space: str) -> None:
         self._gap = max(self._gap, space, key=_width_of_space)
+
+
+_LIST_STYLE = re.compile(
+    r"list-style(?:-type)?\s*:[^;]*?\b(?P<kind>none|decimal-leading-zero"
+    r"|(?:lower|upper)-(?:alpha|latin|roman))\b",
+    re.IGNORECASE,
+)
+_LIST_KINDS = {
+    **{"none": "", "decimal-leading-zero": "01", "lower-roman": "i", "upper-roman": "I"},
+    **dict.fromkeys(("lower-alpha", "lower-latin"), "a"),
+    **dict.fromkeys(("upper-alpha", "upper-latin"), "A"),
+}
+"""Style of a list -> the kind of its numbers, "" where it shows none."""
+
+
+def _kind_of_list(node: LexborNode) -> str:
+    """Return the kind of numbers of an <ol>: by its style, else by its type."""
+    style = _LIST_STYLE.search(node.attributes.get("style") or "")
+    if style:
+        return _LIST_KINDS[style["kind"].lower()]
+    return node.attributes.get("type") or "1"
 
 
 _ITEM_NUMBER = re.compile(r"\s*(-?\d{1,9})(?!\d)")
