@@ -27,7 +27,7 @@ from kinject.language.amounts import (
     same_numbers,
     values_of,
 )
-from kinject.language.numbers import with_plain_amounts
+from kinject.language.han import with_plain_amounts
 from kinject.language.readings import read_items
 from kinject.language.spelling import (
     ELIDED,

@@ -9,8 +9,9 @@ from fractions import Fraction
 from functools import lru_cache
 
 from kinject.language.amounts import HALF_A_DAY, Clock, Day, Group, Number, Value, Values
+from kinject.language.han import han_value
 from kinject.language.units import any_of
-from kinject.language.values import Grammar, grammar_of, han_value
+from kinject.language.values import Grammar, grammar_of
 
 MOST_DIGITS = 200
 """Digits of a number that is read. A model that repeats itself writes thousands, and Python makes

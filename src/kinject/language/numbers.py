@@ -15,7 +15,6 @@ from kinject.language.spelling import CURRENCY, MINUS, WIDE
 from kinject.language.tables import Language, language_of
 from kinject.language.units import any_of, money_marks, unit_at, with_divisor
 from kinject.language.values import (
-    HAN,
     NEVER,
     PREPOSITION,
     SCALE_BEFORE_MONEY,
@@ -23,7 +22,6 @@ from kinject.language.values import (
     SCALES_OF_MONEY,
     WORD_END,
     grammar_of,
-    han_value,
 )
 
 LETTER = rf"[^\W{WIDE}]"
@@ -322,53 +320,6 @@ def take_coordinates(reader: Reader) -> None:
         degrees = int(match["degrees"]) + Fraction(match["minutes"]) / 60
         degrees += Fraction(match["seconds"] or 0) / 3600
         reader.take(*match.span(), Number(degrees, f"degree {match['side']}", digits=match[0]))
-
-
-_HAN_NUMBER = rf"(?:\d+(?:\.\d+)?|[{HAN}]+)"
-_HAN_DIGIT = "[1-9一二三四五六七八九两兩]"
-_HAN_PERCENT = re.compile(rf"百分之(?P<number>{_HAN_NUMBER})")
-_HAN_TENTHS = re.compile(
-    rf"(?<![\d.{HAN}])(?P<tenths>{_HAN_DIGIT})(?:割(?:(?P<parts>{_HAN_DIGIT})分)?"
-    # 三成功 has another word in it
-    rf"|成(?P<rest>{_HAN_DIGIT})?)(?![功为為年员員立熟果就本分引\d]|不变)"
-)
-_HAN_FRACTION = re.compile(rf"(?P<parts>{_HAN_NUMBER})分[之の](?P<count>{_HAN_NUMBER})")
-_HAN_BELOW_ZERO = re.compile(rf"(?:零下|负|負|氷点下|マイナス)\s?(?P<number>{_HAN_NUMBER})")
-_HAN_TEMPERATURE = re.compile(
-    rf"(?P<scale>[摄攝华華])氏\s?(?P<sign>-?)(?P<number>{_HAN_NUMBER})\s?度"
-)
-
-
-def with_plain_amounts(folded: str) -> str:
-    """Return a text with amounts of Chinese and Japanese as other languages have them: 三成 and
-    百分之三十 are 30%, 三分之一 is 1/3, 零下五度 -5度, 摄氏5度 5°C."""
-    text = _HAN_TENTHS.sub(_tenths_as_percent, folded)
-    text = _HAN_PERCENT.sub(_as_percent, text)
-    text = _HAN_FRACTION.sub(_as_fraction, text)
-    # Its scale may stand before the sign of a temperature.
-    return _HAN_TEMPERATURE.sub(_as_degrees, _HAN_BELOW_ZERO.sub(_as_negative, text))
-
-
-def _tenths_as_percent(amount: re.Match[str]) -> str:
-    hundredths = amount["parts"] or amount["rest"] or "零"
-    return f"{han_value(amount['tenths'])}{han_value(hundredths)}%"
-
-
-def _as_percent(amount: re.Match[str]) -> str:
-    return f"{han_value(amount['number'])}%"
-
-
-def _as_fraction(amount: re.Match[str]) -> str:
-    return f" {han_value(amount['count'])}/{han_value(amount['parts'])} "
-
-
-def _as_negative(amount: re.Match[str]) -> str:
-    return f"-{han_value(amount['number'])}"
-
-
-def _as_degrees(amount: re.Match[str]) -> str:
-    scale = "F" if amount["scale"] in "华華" else "C"
-    return f"{amount['sign']}{han_value(amount['number'])}°{scale}"
 
 
 _PARTS_OF: tuple[Mapping[str, int], ...] = (

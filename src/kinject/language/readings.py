@@ -19,6 +19,7 @@ from kinject.language.amounts import (
     Version,
     short_version,
 )
+from kinject.language.han import SCALED_AMOUNT, han_value
 from kinject.language.moments import (
     MOST_DIGITS,
     SMALL,
@@ -44,7 +45,7 @@ from kinject.language.roman import take_numerals
 from kinject.language.spelling import words_in
 from kinject.language.spoken_clocks import take_spoken_clocks
 from kinject.language.units import any_of
-from kinject.language.values import SCALED_AMOUNT, grammar_of, han_value
+from kinject.language.values import grammar_of
 
 
 @lru_cache(maxsize=512)

@@ -9,6 +9,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 
+from kinject.language.han import (
+    HAN,
+    SCALED_AMOUNT,
+    han_value,
+    plain_decimal,
+    with_plain_amounts,
+)
 from kinject.language.spelling import CURRENCY, MARKS
 from kinject.language.tables import Language, language_of
 from kinject.language.units import any_of, money_marks, money_unit
@@ -52,45 +59,13 @@ _COMPOSED = re.compile(r"\d(?:[:./–-]\d|\s?[hч点點時时시])")
 """What a time of day or a date in digits has inside: without it, all their patterns need not be
 tried."""
 _WIDE = str.maketrans("．，％：", ".,%:")
-_HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {
-    "〇": 0,
-    "两": 2,
-    "兩": 2,
-}
-_HAN_SCALES = {
-    "十": 10,
-    "百": 100,
-    "千": 1000,
-    "万": 10**4,
-    "萬": 10**4,
-    "億": 10**8,
-    "亿": 10**8,
-    "兆": 10**12,
-}
-HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
-_HANGUL_SCALES = str.maketrans("십백천만억조", "十百千万億兆")
-_SCALE_SIGNS = f"{''.join(_HAN_SCALES)}십백천만억조"
-SCALED_AMOUNT = re.compile(
-    rf"(?<![\d.,제])\d+(?:,\d{{3}})*(?:\.\d+)?[{_SCALE_SIGNS}]+(?:\s?\d+[{_SCALE_SIGNS}]+)*"
-    r"(?:(?<=[万萬億亿만억])\s?\d{1,4}(?![\d.,]))?(?<!千(?=[米克瓦卡伏赫]))"
-)
-"""Digits with Chinese or Korean factors: 3億5千万, 3억 5천만. 제2조 is an article of a law."""
 _HAN_NUMBER = re.compile(
     rf"(?P<symbol>[{_SIGNS}])?(?<![A-Za-z\d.])"
     r"(?P<number>\d+(?:,\d{3})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*"
     rf"(?:\d+[千万萬億亿]+)*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{HAN}]+)"
 )
-_HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{HAN}]")
 # Chinese and Japanese write May 2019 as 2019.5, too.
 _YEAR_AND_MONTH = re.compile(r"(?<![\d.])([12]\d{3})\.(1?\d)(?![\d.])")
-_HAN_PERCENT = re.compile(rf"百分之([\d.{HAN}]+)")
-_TENTHS = {
-    "ja": re.compile(
-        rf"(?<![\d{HAN}])([1-9一二三四五六七八九])割(?:([1-9一二三四五六七八九])分|(?![\u4e00-\u9fff\d]))"
-    ),
-    "zh": re.compile(rf"(?<![\d{HAN}])([2-9二三四五六七八九两])成()(?![功为年员立熟果就本分])"),
-}
-"""6割 and 六成 are 60%."""
 _COUNTERS = frozenset(
     "个個名艘人位座条條只隻次种種本张張家国國所间間层層台辆架匹头頭首部篇项項件场場届組组批代枚冊軒階回社着校つ棟尾羽丁幅支株棵块片"
 )
@@ -294,7 +269,7 @@ def read_values(text: str, code: str = "en") -> Values:
     result: it is kept."""
     grammar, values = grammar_of(code), Values()
     if grammar.language.is_unspaced:
-        text = text.translate(_WIDE)
+        text = with_plain_amounts(text.translate(_WIDE), (code,))
     else:
         text = SCALED_AMOUNT.sub(_scaled_value, text)
     is_composed = _COMPOSED.search(text) is not None
@@ -365,7 +340,7 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
         number = _decimal(match, grammar)
         if not match["scale"] and not match["decade"]:
             factor, end = _scale_of_money(lower, end, currency)
-            number = _format(Decimal(number) * factor)
+            number = plain_decimal(Decimal(number) * factor)
         unit = currency or grammar.unit_after(lower, end, in_digits=True)
         if match["scale"] and not unit:
             unit = _unit_of_scale(lower, end, grammar)
@@ -466,10 +441,6 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Valu
 def _read_unspaced(text: str, grammar: Grammar, values: Values) -> None:
     """Add the numbers and dates of a Chinese or Japanese text, in digits and in Chinese
     numerals."""
-    text = _HAN_PERCENT.sub(r"\1%", text)
-    tenths = _TENTHS.get(grammar.language.code)
-    if tenths:
-        text = tenths.sub(_as_percent, text)
     month = 0
     for match in _HAN_NUMBER.finditer(text):
         if _add_han_number(match, grammar, values):
@@ -477,13 +448,6 @@ def _read_unspaced(text: str, grammar: Grammar, values: Values) -> None:
     for word, numbers in grammar.language.implied.items():
         if word in text:
             values.implied |= numbers
-
-
-def _as_percent(tenths: re.Match[str]) -> str:
-    hundredths = "0"
-    if tenths[2]:
-        hundredths = han_value(tenths[2])
-    return f"{han_value(tenths[1])}{hundredths}%"
 
 
 def _add_han_number(match: re.Match[str], grammar: Grammar, values: Values) -> bool:
@@ -531,30 +495,6 @@ def _scaled_value(amount: re.Match[str]) -> str:
     return han_value(amount[0])
 
 
-def han_value(run: str) -> str:
-    """Return the value of digits and Chinese numerals or Korean factors as a plain decimal: 3.5万,
-    3억 5천만, 二千零五, 一九九八."""
-    parts = _HAN_PARTS.findall(run.translate(_HANGUL_SCALES))
-    if len(parts) > 1 and all(part in _HAN_DIGITS for part in parts):
-        # not by int(): Python makes no number of over 4,300 digits
-        return "".join(str(_HAN_DIGITS[part]) for part in parts).lstrip("0") or "0"
-    total = section = current = Decimal(0)
-    for part in parts:
-        if part in _HAN_DIGITS:
-            current = Decimal(_HAN_DIGITS[part])
-        elif part in _HAN_SCALES:
-            scale = _HAN_SCALES[part]
-            if scale < 10**4:
-                section += (current or 1) * scale
-            else:
-                total += (section + current or 1) * scale
-                section = Decimal(0)
-            current = Decimal(0)
-        else:
-            current = Decimal(part.replace(",", ""))
-    return _format(total + section + current)
-
-
 _COMMA_NUMBER = re.compile(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?")
 """A number in a language whose decimals follow a comma, with its thousands parted."""
 
@@ -573,18 +513,10 @@ def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     value = Decimal(digits)
     for scale in filter(None, match.group("scale", "second_scale")):
         value *= grammar.language.digit_scales.get(scale, 1000)  # a k
-    text = _format(value)
+    text = plain_decimal(value)
     if match["decade"]:
         text += "s"
     return text
-
-
-def _format(value: Decimal) -> str:
-    """Return `value` without exponent or trailing zeros."""
-    text = f"{value:f}"
-    if "." in text:
-        return text.rstrip("0").rstrip(".")
-    return text.lstrip("0") or "0"
 
 
 def is_value(text: str, code: str) -> bool:
