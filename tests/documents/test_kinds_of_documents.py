@@ -493,6 +493,24 @@ def test_an_open_document_shows_numbers_and_raised_digits_and_no_names_of_pictur
     )
 
 
+def test_a_list_of_an_open_document_goes_on_from_the_number_that_it_had() -> None:
+    level = (
+        '<text:list-level-style-number text:level="1" style:num-format="1" text:start-value="4"/>'
+    )
+    styles = f'<text:list-style style:name="L">{level}</text:list-style>'
+    item = "<text:list-item{}><text:p>Oar</text:p></text:list-item>"
+    body = ""
+    for look, items in (
+        ("", ("", ' text:start-value="9"')),
+        (' text:continue-numbering="true"', ("",)),
+    ):
+        body += (
+            f'<text:list text:style-name="L"{look}>{"".join(map(item.format, items))}</text:list>'
+        )
+        body += "<text:p>So</text:p>"
+    assert open_document("text", body, styles) == "4. Oar\n9. Oar\n\nSo\n\n10. Oar\n\nSo"
+
+
 def test_cells_of_an_open_document_without_a_text_show_their_values_and_rows_are_repeated() -> None:
     def cell(kind: str, value: str) -> str:
         return f'<table:table-cell office:value-type="{kind}" office:{value}/>'

@@ -323,12 +323,12 @@ def read_open_document(
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
     raised text, and of hidden or struck text, hidden sheets and slides, (style, depth) of lists ->
-    kind of their numbers, and the last number of each."""
+    kind of their numbers and the first, and the last number of each."""
 
     embedded: Mapping[str, str]
     raised: frozenset[str]
     hidden: frozenset[str]
-    numbered: Mapping[tuple[str, int], str]
+    numbered: Mapping[tuple[str, int], tuple[str, int]]
     last_numbers: dict[tuple[str, int], int]
 
 
@@ -340,7 +340,7 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
     places: dict[str, str] = {}
     shown: dict[str, str] = {}
     parents: dict[str, str] = {}
-    numbered: dict[tuple[str, int], str] = {}
+    numbered: dict[tuple[str, int], tuple[str, int]] = {}
     for root in roots:
         for style in root.iter(f"{_STYLE}style"):
             name = style.get(f"{_STYLE}name", "")
@@ -364,7 +364,8 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
                 depth = whole_number(level.get(f"{_TEXT}level"), 1)
                 kind = level.get(f"{_STYLE}num-format", "")
                 if kind:
-                    numbered[name, depth] = kind
+                    first = whole_number(level.get(f"{_TEXT}start-value"), 1)
+                    numbered[name, depth] = kind, first
     # "super 58%", or how far it is raised: "33% 58%"; lowered text has a minus.
     raised = {name for name in parents if re.match("super|[1-9]", _own(name, places, parents))}
     hidden = {name for name in parents if _own(name, shown, parents) == "none"}
@@ -385,14 +386,15 @@ def _list_html(element: XmlElement, inner: str, looks: _Looks) -> str:
     outer = [other for other in element.iterancestors() if other.tag == element.tag]
     names = [other.get(f"{_TEXT}style-name", "") for other in (element, *outer)]
     place = next(filter(None, names), ""), len(outer) + 1
-    kind = looks.numbered.get(place, "")
+    kind, start = looks.numbered.get(place, ("", 1))
     if not kind:
         return f"<ul>{inner}</ul>"
-    start = 1
     if element.get(f"{_TEXT}continue-numbering") == "true" or element.get(f"{_TEXT}continue-list"):
-        start = looks.last_numbers.get(place, 0) + 1
-    items = list(element.iterchildren(f"{_TEXT}list-item"))
-    looks.last_numbers[place] = start + len(items) - 1
+        start = looks.last_numbers.get(place, start - 1) + 1
+    number = start - 1
+    for item in element.iterchildren(f"{_TEXT}list-item"):
+        number = whole_number(item.get(f"{_TEXT}start-value"), number + 1)
+    looks.last_numbers[place] = number
     return f'<ol type="{html.escape(kind)}" start="{start}">{inner}</ol>'
 
 
