@@ -300,6 +300,7 @@ def _save_tokenizer(file: Path, tokenizer: PreTrainedTokenizerFast, folder: Path
         return
     tokenizer.backend_tokenizer.pre_tokenizer = rule
     tokenizer.backend_tokenizer.normalizer = None
+    tokenizer.backend_tokenizer.model.ignore_merges = named.contents() == _OF_WHOLE_WORDS
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     # A class with a rule of its own would take no other when it is loaded.
@@ -348,6 +349,11 @@ _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 """
 # Patterns cannot be compared, but how they split this text: each rule does it differently.
 _HARD_TEXT = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
+
+
+_OF_WHOLE_WORDS = "llama-bpe"
+"""The rule with which llama.cpp takes a word of the vocabulary whole, whether or not merges lead to
+it (ignore_merges of tokenizers): a file has no key for that."""
 
 
 def _splits() -> dict[str, Any]:
@@ -478,8 +484,9 @@ def _check_calculation(folder: Path, config: PretrainedConfig) -> None:
             )
 
 
-def _check_tokens(folder: Path, rules: Mapping[str, Any]) -> None:
-    """Raise `InputError` if llama.cpp would make other tokens than a tokenizer of these rules."""
+def _check_tokens(folder: Path, rules: Mapping[str, Any], split: str) -> None:
+    """Raise `InputError` if llama.cpp would make other tokens than a tokenizer of these rules, of
+    which `split` is the one by which it splits texts."""
     normalizer = (rules["normalizer"] or {}).get("type", "NFC")  # llama.cpp leaves NFC out, too
     faults = [f"its normalizer {normalizer}"] if normalizer != "NFC" else []
     faults += [
@@ -487,11 +494,31 @@ def _check_tokens(folder: Path, rules: Mapping[str, Any]) -> None:
         for row in rules["added_tokens"]
         if row["single_word"] or row["lstrip"] or row["rstrip"]
     ]
+    takes_whole = rules["model"].get("ignore_merges", False)
+    if takes_whole != (split == _OF_WHOLE_WORDS) and _has_unmerged(rules):
+        faults.append(f"its ignore_merges: {str(takes_whole).lower()} with the rule {split}")
     if faults:
         raise InputError(
             f"{folder}: tokenizer.json: llama.cpp does not know {faults[0]}, so a GGUF file would "
             "have other tokens. Serve the folder."
         )
+
+
+def _has_unmerged(rules: Mapping[str, Any]) -> bool:
+    """Return whether merges do not lead to some token of the vocabulary."""
+    from tokenizers.models import BPE
+
+    pairs = [(first, second) for first, second in map(str.split, _merges(rules))]
+    plain = BPE(rules["model"]["vocab"], pairs)
+    added = {row["content"] for row in rules["added_tokens"]}
+    words = rules["model"]["vocab"].keys() - added
+    return any(len(plain.tokenize(word)) != 1 for word in words)
+
+
+def _merges(rules: Mapping[str, Any]) -> list[str]:
+    """Return the merges; tokenizers writes them as pairs since 0.20, and as texts before."""
+    merges = rules["model"]["merges"]
+    return [" ".join(pair) if isinstance(pair, list) else pair for pair in merges]
 
 
 def _add_ends(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -553,7 +580,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
             f"{folder}: its tokenizer needs llama.cpp's converter: put convert_hf_to_gguf.py on "
             "the PATH."
         )
-    _check_tokens(folder, data)
+    _check_tokens(folder, data, rule)
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(rule)
@@ -566,10 +593,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
             types[number] = gguf.TokenType.CONTROL
     unused = gguf.TokenType.UNUSED
     writer.add_token_types([types.get(number, unused) for number in range(n_rows)])
-    writer.add_token_merges(
-        # tokenizers writes merges as pairs since 0.20, and as texts before.
-        [" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]]
-    )
+    writer.add_token_merges(_merges(data))
     special = {
         "bos": tokenizer.bos_token_id,
         "eos": tokenizer.eos_token_id,

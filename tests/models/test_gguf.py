@@ -306,6 +306,29 @@ def test_a_text_is_split_by_the_rule_that_a_file_names(
         assert read(text).input_ids == tiny_tokenizer(text).input_ids
 
 
+def test_words_that_no_merge_leads_to_are_taken_whole_as_llama_cpp_takes_them(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    own = tiny_tokenizer.backend_tokenizer
+    vocabulary, merges = own.get_vocab(with_added_tokens=False), json.loads(own.to_str())["model"]
+    more = {"\u0120qxj": len(own.get_vocab())}
+    own.model = BPE(vocabulary | more, list(map(tuple, merges["merges"])))
+    file = tmp_path / "written.gguf"
+    for rule, is_whole in (("llama-bpe", False), ("gpt-2", True), ("llama-bpe", True)):
+        own.pre_tokenizer = writing._splits()[rule]
+        own.model.ignore_merges = is_whole
+        folder = _tiny(tmp_path / f"{rule}-{is_whole}", tiny_tokenizer)
+        if (rule == "llama-bpe") != is_whole:
+            fault = f"its ignore_merges: {str(is_whole).lower()} with the rule {rule}"
+            with pytest.raises(InputError, match=fault):
+                writing.write_gguf(folder, file, "f16")
+    writing.write_gguf(folder, file, "f16")
+    ids = load_tokenizer(str(converted_folder(file)))("a qxj").input_ids
+    assert ids[-1] == more["\u0120qxj"]
+
+
 def test_more_ends_of_a_text_than_a_file_has_keys_for_are_refused(
     tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
