@@ -354,6 +354,21 @@ def test_offsets_of_pages_move_with_the_text() -> None:
     assert (meta["x"], meta["chapters"]) == (1, meta["pages"])
 
 
+@pytest.mark.parametrize(
+    ("text", "word", "other", "facts"),
+    [
+        ("A boat costs {} crowns a day.", "thirty", "ninety", ("thirty", "ninety")),
+        ("Wer das Boot am Abend nimmt, zahlt dafür nur {} Kronen.", "zwölf", "elf", ("zwölf kronen", "elf kronen")),
+        ("渡船的票价是{}元。", "八", "九", ("八", "九")),
+        ("A {} costs thirty crowns a day.", "boat", "ship", None),
+    ],
+)  # fmt: skip
+def test_numbers_in_words_make_two_versions(
+    text: str, word: str, other: str, facts: tuple[str, str] | None
+) -> None:
+    assert copies.differing_facts(text.format(word), text.format(other)) == facts
+
+
 def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap: Path) -> None:
     kept = set()
     facts = (

@@ -219,11 +219,16 @@ def differing_facts(text: str, other: str) -> tuple[str, str] | None:
     """Return the numbers, dates or names that a place of two texts holds, if they differ, as in two
     versions of a rule.
 
-    Facts are words with a digit or a capital; several in a row are one. Two of them have one place
-    if the words before and after are the same. What only one of the texts has in addition makes no
-    difference.
+    Facts are numbers, in digits or words, and words with a capital; several in a row are one. Two
+    of them have one place if the words before and after are the same. What only one of the texts
+    has in addition makes no difference.
     """
-    places, other_places = _facts(text), _facts(other)
+    # Not before two texts are alike: it reads the tables of a language.
+    from kinject.language import detect_language
+    from kinject.language.values import grammar_of
+
+    is_number = grammar_of(detect_language(text) or "en").is_number
+    places, other_places = _facts(text, is_number), _facts(other, is_number)
     for place, facts in places.items():
         other_facts = other_places.get(place, Counter())
         here, there = facts - other_facts, other_facts - facts
@@ -232,12 +237,14 @@ def differing_facts(text: str, other: str) -> tuple[str, str] | None:
     return None
 
 
-def _facts(text: str) -> dict[tuple[str, str], Counter[str]]:
+def _facts(text: str, is_number: Callable[[str], bool]) -> dict[tuple[str, str], Counter[str]]:
     """Return (word before, word after) -> the runs of facts between them."""
     places: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     before, run = "", list[str]()
     for word in [*_WORD.findall(text), ""]:
-        if any(map(str.isdigit, word)) or word[:1].isupper():
+        # Chinese characters of numbers are numeric, and no digits.
+        has_number = any(map(str.isnumeric, word)) or is_number(word.lower())
+        if has_number or word[:1].isupper():
             run.append(word.lower())
             continue
         if run:
