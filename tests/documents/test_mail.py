@@ -336,3 +336,14 @@ def test_the_mail_that_outlook_quotes_below_a_reply_is_left_out(
     if not is_left_out:
         body = f"{own}\n\n{quoted}".strip()
     assert _text("a.eml", bytes(mail)) == f"# {subject}\n\n{body}"
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["Op di 4 mei 2021 schreef Bo Lind <b@example.org>:", "Bo 于2021年5月4日周二 写道：", "Вт, 4 мая, Бо написал:"],
+)  # fmt: skip
+def test_the_line_above_a_quoted_mail_goes_with_it_in_any_language(head: str) -> None:
+    mail = EmailMessage()
+    mail["Subject"] = "Ferry"
+    mail.set_content(f"At nine.\n\n{head}\n> When?\n> Bo\n")
+    assert _text("a.eml", bytes(mail)) == "# Ferry\n\nAt nine."

@@ -65,7 +65,9 @@ _MESSAGE_PAGE, _INTERNET_PAGE = 0x3FFD, 0x3FDE
 """Numbers of Outlook's properties of a mail and of an attachment."""
 _QUOTE = re.compile(r"^\s*>")
 _INTRODUCES = re.compile(
-    r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE
+    r"^.{0,200}(?:(?:wrote|writes|schrieb|a écrit|escribió|ha scritto|escreveu|schreef|skrev"
+    r"|napisał|написала?|пишет)\b|写道|寫道|書きました|のメール|님이 작성).{0,80}[:：]\s*$",
+    re.IGNORECASE,
 )
 
 _ORIGINAL = re.compile(
