@@ -717,6 +717,19 @@ def test_shapes_of_a_group_are_where_the_group_is() -> None:
     assert read("a.pptx", data)[0].split() == ["##", "Order", "first", "second", "third", "fourth"]
 
 
+@pytest.mark.parametrize(
+    ("hidden", "text"), [("1", "## Bow\n\nOar"), ("0", "## Bow\n\nOar\n\nOld\n\nOlder")]
+)
+def test_hidden_shapes_of_a_slide_are_left_out_but_for_its_title(hidden: str, text: str) -> None:
+    look = f'<p:cNvPr id="4" name="x" hidden="{hidden}"/>'
+    mark = f"<p:nvSpPr>{look}<p:nvPr/></p:nvSpPr>"
+    old = shape(0, 20, line("Old")).replace("<p:sp>", f"<p:sp>{mark}")
+    group = f"<p:grpSp><p:nvGrpSpPr>{look}</p:nvGrpSpPr>{shape(0, 30, line('Older'))}</p:grpSp>"
+    content = slide("Bow", shape(0, 10, line("Oar")), old, group)
+    titled = content.replace("<p:nvSpPr><p:nvPr><p:ph", f"<p:nvSpPr>{look}<p:nvPr><p:ph")
+    assert read("a.pptx", deck(titled)) == (text, [])
+
+
 def test_items_signs_and_parted_words_of_a_slide_are_those_shown() -> None:
     def item(text: str, form: str, level: int = 0) -> str:
         numbering = f'<a:pPr lvl="{level}"><a:buAutoNum type="{form}"/></a:pPr>'

@@ -163,9 +163,7 @@ class _Slide:
             if element.tag not in (f"{_P}sp", f"{_P}graphicFrame"):
                 if element.tag == f"{_P}grpSp":
                     frame = frame.within(element)
-                children = [child for child in element if isinstance(child.tag, str)]
-                children = [child for child in reversed(children) if child.tag != FALLBACK]
-                stack += [(child, frame) for child in children]
+                stack += [(child, frame) for child in reversed(_shown_children(element))]
                 continue
             mark = element.find(f".//{_P}nvPr/{_P}ph")
             kind, top, left, is_title = "", 0, 0, False
@@ -174,6 +172,9 @@ class _Slide:
                 # The placeholder without a number is that of the title.
                 is_title = not has_title and mark.get("idx", "0") == "0"
                 has_title = has_title or is_title
+            # A title is hidden where the slide shows it as a picture.
+            if _is_hidden(element) and not is_title:
+                continue
             offset = _offset(element)
             if offset is None and mark is not None:
                 offset = self._inherited_offset(mark)
@@ -288,6 +289,18 @@ class _Slide:
                     paragraphs = map(self._paragraph, shape.iter(f"{DRAWING}p"))
                     return "\n".join(paragraphs).strip()
         return ""
+
+
+def _shown_children(element: XmlElement) -> list[XmlElement]:
+    """Return the children of an element without groups that are hidden, and what is there twice."""
+    children = [child for child in element if isinstance(child.tag, str)]
+    children = [child for child in children if child.tag != FALLBACK]
+    return [child for child in children if child.tag != f"{_P}grpSp" or not _is_hidden(child)]
+
+
+def _is_hidden(shape: XmlElement) -> bool:
+    """Return whether a shape or a group is hidden on its slide."""
+    return attribute_at(shape, f"*/{_P}cNvPr", "hidden") in ("1", "true")
 
 
 _LETTERS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I"}
