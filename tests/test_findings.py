@@ -259,7 +259,8 @@ OF_COMPANY = (
     (r"real.yaml`\) (\d+) instead of (\d+)% of the reworded", "reworded", ("best", "paraphrases")),
     (r"questions, (\d+) instead of (\d+)% of the instructions \(base (\d+)%\)", "instructions", ("best", "paraphrases", "base")),
     (r"Projection alone: (\d+)%", "instructions", ("projected",)),
-    (r"the base has (\d+)%, after paraphrases (\d+)%, projected (\d+)%", "the right passage", ("base+oracle", "paraphrases+oracle", "projected+oracle")),
+    (r"the base has (\d+)%, after paraphrases (\d+)%, projected (\d+)%", "the right passage",
+     ("base+oracle", "paraphrases+oracle", "projected+oracle")),
     (r"back.yaml`\): instructions (\d+)%", "instructions", ("distilled back",)),
     (r"general questions (\d+) instead of (\d+)%", "general", ("distilled back", "paraphrases")),
 )  # fmt: skip
