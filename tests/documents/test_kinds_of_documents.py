@@ -430,6 +430,10 @@ def test_a_cell_of_open_document_over_two_columns_keeps_the_others_in_theirs() -
 
 
 def open_document(kind: str, body: str, styles: str = "") -> str:
+    return open_document_of(kind, body, styles).text
+
+
+def open_document_of(kind: str, body: str, styles: str = "") -> Document:
     names = {
         "office": "office", "text": "text", "table": "table", "style": "style", "draw": "drawing",
         "svg": "svg-compatible", "presentation": "presentation",
@@ -442,7 +446,7 @@ def open_document(kind: str, body: str, styles: str = "") -> str:
     looks = f"<office:automatic-styles>{styles}</office:automatic-styles>"
     content = f"<office:document-content {spaces}>{looks}{main}</office:document-content>"
     mime = f"application/vnd.oasis.opendocument.{kind}".encode()
-    return only("a.odt", zipped({"mimetype": mime, "content.xml": content.encode()})).text
+    return only("a.odt", zipped({"mimetype": mime, "content.xml": content.encode()}))
 
 
 def test_hidden_sheets_of_an_open_document_are_left_out() -> None:
@@ -455,6 +459,39 @@ def test_hidden_sheets_of_an_open_document_are_left_out() -> None:
     body += sheet.format("Old", "ta2", cell.format("Vera"))
     assert open_document("spreadsheet", body, styles.format("false")) == "# Boats\n\nUna"
     assert "Vera" in open_document("spreadsheet", body, styles.format("true"))
+
+
+def test_hidden_rows_and_columns_and_struck_cells_of_a_workbook_of_open_document_are_left_out() -> (
+    None
+):
+    def row(*cells: str, looks: str = "") -> str:
+        return f"<table:table-row {looks}>{''.join(cells)}</table:table-row>"
+
+    def cell(text: str, looks: str = "") -> str:
+        return f'<table:table-cell office:value-type="string" {looks}><text:p>{text}</text:p></table:table-cell>'
+
+    def columns(n: int, looks: str = "") -> str:
+        return f'<table:table-column table:number-columns-repeated="{n}" {looks}/>'
+
+    hidden, filtered = (f'table:visibility="{how}"' for how in ("collapse", "filter"))
+    twice = cell("16", 'table:number-columns-repeated="2"')
+    body = "".join((
+        f"{columns(2)}{columns(2, hidden)}{columns(1)}",
+        row(cell("Boat"), cell("Berth"), cell("Debt"), cell("Note"), cell("Crew")),
+        # One of the two repeated cells is in a hidden column.
+        row(cell("Una"), twice, cell("late"), cell("4")),
+        row(cell("Vera"), cell("17"), cell("90"), cell("x"), cell("5"), looks=hidden),
+        row(cell("Wilma"), cell("18", 'table:style-name="gone"'), cell("0"), cell("y"), cell("6"), looks=filtered),
+        f'<table:table-row-group table:display="false">{row(cell("Xenia"), looks=hidden)}</table:table-row-group>',
+    ))  # fmt: skip
+    gone = '<style:text-properties style:text-line-through-style="solid"/>'
+    styles = f'<style:style style:name="gone">{gone}</style:style>'
+    body = f'<table:table table:name="S">{body}</table:table>'
+    assert open_document("spreadsheet", body, styles) == (
+        "# S\n\n| Boat | Berth | Crew |\n| --- | --- | --- |\n| Una | 16 | 4 |\n| Wilma |  | 6 |\n| Xenia |  |  |"
+    )
+    meta = open_document_of("spreadsheet", body, styles).meta
+    assert meta["hidden_cells"] == {"S": 10}
 
 
 def test_hidden_slides_of_an_open_document_are_left_out_and_titles_are_headings() -> None:

@@ -62,6 +62,8 @@ _PICTURE = f"{{{_OASIS}:svg-compatible:1.0}}"
 _CHART = f"{{{_OASIS}:chart:1.0}}"
 _PRESENTATION = f"{{{_OASIS}:presentation:1.0}}"
 _TABLE = f"{{{_OASIS}:table:1.0}}"
+_COLUMNS_REPEATED = f"{_TABLE}number-columns-repeated"
+_CELLS = (f"{_TABLE}table-cell", f"{_TABLE}covered-table-cell")
 _LINK = "{http://www.w3.org/1999/xlink}"
 _DUBLIN = "{http://purl.org/dc/elements/1.1/}"
 _PACKAGE = "{http://www.idpf.org/2007/opf}"
@@ -311,6 +313,7 @@ def read_open_document(
             for number, slide in enumerate(body.iter(f"{_DRAW}page"), start=1)
             if slide.get(f"{_DRAW}style-name") in looks.hidden
         ]
+        meta["hidden_cells"] = _take_hidden_cells(body)
         _, text, _ = page_of(
             path, f"<html><body>{_as_html(body, looks)}</body></html>", whole_page=True
         )
@@ -370,6 +373,67 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
     raised = {name for name in parents if re.match("super|[1-9]", _own(name, places, parents))}
     hidden = {name for name in parents if _own(name, shown, parents) == "none"}
     return _Looks(embedded, frozenset(raised), frozenset(hidden), numbered, {})
+
+
+def _take_hidden_cells(body: XmlElement) -> dict[str, int]:
+    """Take the cells of hidden rows and columns out of the sheets in `body`; return name of a sheet
+    -> how many of them have a value, for sheets with some. Rows that a filter hides belong to the
+    sheet."""
+    n_hidden: dict[str, int] = {}
+    for workbook in body.iter(f"{_OFFICE}spreadsheet"):
+        for sheet in workbook.iterchildren(f"{_TABLE}table"):
+            n_taken = sum(map(_n_cells_with_values, _take_collapsed(sheet)))
+            if n_taken:
+                n_hidden[sheet.get(f"{_TABLE}name", "")] = n_taken
+    return n_hidden
+
+
+def _take_collapsed(sheet: XmlElement) -> Iterator[XmlElement]:
+    """Take what is hidden out of a sheet, and yield it: rows, and cells of other rows."""
+    columns = list(_collapsed_columns(sheet))
+    for row in list(sheet.iter(f"{_TABLE}table-row")):
+        if _is_collapsed(row):
+            row.getparent().remove(row)
+            yield row
+        elif columns:
+            yield from _take_cells(row, columns)
+
+
+def _collapsed_columns(sheet: XmlElement) -> Iterator[range]:
+    first = 0
+    for column in sheet.iter(f"{_TABLE}table-column"):
+        end = first + whole_number(column.get(_COLUMNS_REPEATED), 1)
+        if _is_collapsed(column):
+            yield range(first, end)
+        first = end
+
+
+def _take_cells(row: XmlElement, columns: list[range]) -> Iterator[XmlElement]:
+    """Take the cells in hidden `columns` out of a row, and yield those of which none is left."""
+    first = 0
+    for cell in list(row.iterchildren(*_CELLS)):
+        repeated = whole_number(cell.get(_COLUMNS_REPEATED), 1)
+        end = first + repeated
+        # A sheet's empty rest may repeat thousands of times, so cells are not counted one by one.
+        n_hidden = sum(len(range(max(first, c.start), min(end, c.stop))) for c in columns)
+        first = end
+        if n_hidden == repeated:
+            row.remove(cell)
+            yield cell
+        elif n_hidden:
+            cell.set(_COLUMNS_REPEATED, str(repeated - n_hidden))
+
+
+def _is_collapsed(element: XmlElement) -> bool:
+    """Return whether a row or columns are hidden, and not only folded: these have a button."""
+    is_folded = element.getparent().tag.endswith("-group")
+    return element.get(f"{_TABLE}visibility") == "collapse" and not is_folded
+
+
+def _n_cells_with_values(element: XmlElement) -> int:
+    """Return how many cells in a row, or in a cell itself, have a value."""
+    cells = element.iter(f"{_TABLE}table-cell")
+    return sum(cell.get(f"{_OFFICE}value-type") is not None for cell in cells)
 
 
 def _own(name: str, values: Mapping[str, str], parents: Mapping[str, str]) -> str:
@@ -480,7 +544,11 @@ def _child_html(parent: XmlElement, child: XmlElement, looks: _Looks) -> str:
     if child.tag.startswith(_PICTURE) or _TAGS.get(name) == "":
         return ""
     if values.get("style-name") in looks.hidden or values.get("display") == "none":
-        return ""
+        if name != "table-cell":
+            return ""
+        # Without a struck cell those behind it would be in other columns.
+        n_struck = whole_number(values.get("number-columns-repeated"), 1)
+        return "<td></td>" * min(n_struck, _MOST_BLANK)
     if name == "table":
         sheet = ""
         # A workbook's tables are its sheets, whose names are headings.
