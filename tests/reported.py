@@ -109,8 +109,10 @@ def unreported(text: str, kept: Kept) -> list[str]:
 def _missing_of_row(cells: list[str], columns: list[str], kept: Kept) -> list[str]:
     missing = []
     for name, cell in zip(columns[1:], cells[1:], strict=False):
+        # "+oracle" has what the arm of the row answers with those passages.
+        arm = cells[0] + name if name.startswith("+") else cells[0]
         column = name if kept.is_column(name) else None
-        figures = kept.figures(cells[0], column)
+        figures = kept.figures(arm, column) if arm in kept.of_arm else []
         wrong = (number for number in _NUMBER.findall(cell) if not _is_among(number, figures))
         missing += [f"{cells[0]}, {name}: {number}" for number in wrong]
     return missing

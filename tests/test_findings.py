@@ -154,6 +154,8 @@ def test_a_figure_that_no_report_has_is_found() -> None:
         ("| base | 90.1% | | | |", ["base, new: 90.1"]),
         ("| base | 31.4% (24–38) | | | |", ["base, new: 24"]),
         ("| base+rag | 31.4% | | | |", ["base+rag, new: 31.4"]),
+        ("\n| arm | +rag | +dense |\n| base | 77.7% | 77.7% |", ["base, +dense: 77.7"]),
+        ("\n| arm | +rag |\n| base | 31.4% |", ["base, +rag: 31.4"]),
         ("| base | | | 31.2 | |", ["base, perplexity: 31.2"]),
         ("\n+12.4 points.", ["+12.4 points"]),
         ("\n+12.3 points (-1.1 to 25.3).", ["+12.3 points (-1.1 to 25.3)"]),
