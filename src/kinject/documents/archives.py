@@ -377,12 +377,12 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
 
 def _take_hidden_cells(body: XmlElement) -> dict[str, int]:
     """Take the cells of hidden rows and columns out of the sheets in `body`; return name of a sheet
-    -> how many of them have a value, for sheets with some. Rows that a filter hides belong to the
+    -> how many of them are filled, for sheets with some. Rows that a filter hides belong to the
     sheet."""
     n_hidden: dict[str, int] = {}
     for workbook in body.iter(f"{_OFFICE}spreadsheet"):
         for sheet in workbook.iterchildren(f"{_TABLE}table"):
-            n_taken = sum(map(_n_cells_with_values, _take_collapsed(sheet)))
+            n_taken = sum(map(_n_filled_cells, _take_collapsed(sheet)))
             if n_taken:
                 n_hidden[sheet.get(f"{_TABLE}name", "")] = n_taken
     return n_hidden
@@ -430,10 +430,9 @@ def _is_collapsed(element: XmlElement) -> bool:
     return element.get(f"{_TABLE}visibility") == "collapse" and not is_folded
 
 
-def _n_cells_with_values(element: XmlElement) -> int:
-    """Return how many cells in a row, or in a cell itself, have a value."""
-    cells = element.iter(f"{_TABLE}table-cell")
-    return sum(cell.get(f"{_OFFICE}value-type") is not None for cell in cells)
+def _n_filled_cells(element: XmlElement) -> int:
+    """Return how many cells of a row, or a cell itself, are filled."""
+    return sum(map(_is_filled_cell, element.iter(f"{_TABLE}table-cell")))
 
 
 def _own(name: str, values: Mapping[str, str], parents: Mapping[str, str]) -> str:
