@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kinject.documents.office import attribute_at, whole_number
+from kinject.documents.office import OFF, attribute_at, whole_number
 from kinject.documents.text import XmlElement, one_line
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -176,7 +176,7 @@ def _levels_of(
 
 
 def _is_on(element: XmlElement | None) -> bool:
-    return element is not None and element.get(_VAL, "1") not in ("0", "false", "off")
+    return element is not None and element.get(_VAL, "1") not in OFF
 
 
 def _value(parent: XmlElement, name: str) -> str:

@@ -38,6 +38,8 @@ FALLBACK = f"{_MARKUP}Fallback"
 """What programs show that cannot read the content beside it: the same content again."""
 CHART = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 DIAGRAM = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}"
+OFF = frozenset({"0", "false", "off"})
+"""How a switch of Word is turned off."""
 _CORE = "{http://schemas.openxmlformats.org/package/2006/metadata/core-properties}"
 _DUBLIN = "{http://purl.org/dc/elements/1.1/}"
 _TERMS = "{http://purl.org/dc/terms/}"

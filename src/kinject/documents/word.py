@@ -13,6 +13,7 @@ from kinject.documents.numbering import WordLists
 from kinject.documents.office import (
     ALTERNATIVES,
     FALLBACK,
+    OFF,
     RELATION,
     Package,
     attribute_at,
@@ -74,7 +75,6 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     yield from package.faults
 
 
-_OFF = frozenset({"0", "false", "off"})
 _FIELD_PARTS = frozenset({f"{_W}fldChar", f"{_W}instrText"})
 
 
@@ -243,7 +243,7 @@ class _Word:
             switch = self._run_property(run, name)
             if not switch:
                 switch = self._style_property(paragraph_style, name)
-            if switch not in ("", *_OFF):
+            if switch not in ("", *OFF):
                 return True
         return False
 
@@ -494,7 +494,7 @@ def _form_value(mark: XmlElement) -> str:
         for name in ("checked", "default"):
             switch = box.find(f"{_W}{name}")
             if switch is not None:
-                return {True: "☐", False: "☒"}[switch.get(_VAL, "1") in _OFF]
+                return {True: "☐", False: "☒"}[switch.get(_VAL, "1") in OFF]
         return "☐"
     choices = mark.find(f"{_W}ffData/{_W}ddList")
     if choices is None:
