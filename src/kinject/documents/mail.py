@@ -80,7 +80,7 @@ _ORIGINAL = re.compile(
 """What Outlook puts above the mail that it quotes, whose lines it does not mark."""
 _REPLY = re.compile(r"(?:re|aw|antw|sv|r|rif|res)\s?:", re.IGNORECASE)
 _ANSWERS_WITHIN = re.compile(r"\b(?:below|inline|unten|ci-dessous|abajo|sotto)\b", re.IGNORECASE)
-"""Who says so writes answers into the quoted mail."""
+"""Words of a writer whose answers stand inside the quoted mail."""
 
 
 def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
