@@ -303,11 +303,13 @@ class EvalSections:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalCounts:
-    """`stored` counts the rows of answers.jsonl."""
+    """`stored` counts the rows of answers.jsonl; `other_versions` are the packages that had another
+    version when some of them were scored."""
 
     answers: int
     scored_now: int
     stored: int
+    other_versions: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,6 +374,12 @@ def read_train_manifest(run_dir: Path) -> TrainManifest | None:
     """Return the manifest of the training in `run_dir`; None if no training wrote one there."""
     manifest = read_manifest(run_dir)
     return manifest if isinstance(manifest, TrainManifest) else None
+
+
+def read_eval_manifest(run_dir: Path) -> EvalManifest | None:
+    """Return the manifest of the evaluation in `run_dir`; None if no evaluation wrote one there."""
+    manifest = read_manifest(run_dir)
+    return manifest if isinstance(manifest, EvalManifest) else None
 
 
 def read_documents_manifest(folder: Path) -> DocumentsManifest | None:

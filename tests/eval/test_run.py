@@ -219,7 +219,26 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     assert [result["accuracy"] for result in stored["results"]] == [
         result.accuracy for result in report.results
     ]
-    assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12, "stored": 12}
+    assert manifest(tmp_path)["counts"] == {
+        "answers": 12,
+        "scored_now": 12,
+        "stored": 12,
+        "other_versions": "",
+    }
+
+
+def test_answers_that_older_packages_scored_are_said_to_be_so(run, tmp_path):
+    run()
+    path = tmp_path / "run" / "manifest.json"
+    old = manifest(tmp_path)
+    old["versions"]["transformers"] = "4.99"
+    path.write_text(json.dumps(old))
+    # The second run's manifest has the versions of now: the third finds none of the first there.
+    for _ in range(2):
+        notes = run().notes
+        assert [("transformers 4.99 then" in note) for note in notes if "then" in note] == [True]
+    (tmp_path / "run" / "answers.jsonl").unlink()
+    assert not [note for note in run().notes if "then" in note]
 
 
 def test_retrieved_passages_are_named_with_their_recall(run, tmp_path):

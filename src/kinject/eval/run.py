@@ -16,6 +16,7 @@ from typing import Any
 from kinject.corpus.choices import measure_shortcuts
 from kinject.disk import (
     FORMAT_VERSION,
+    changed_versions,
     check_output,
     content_id,
     delete_file,
@@ -46,7 +47,7 @@ from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
 from kinject.heap import document_hashes, read_documents
 from kinject.llm.cache import merge_caches
-from kinject.manifests import MANIFEST, EvalCounts, read_train_manifest
+from kinject.manifests import MANIFEST, EvalCounts, read_eval_manifest, read_train_manifest
 from kinject.models import check_model
 from kinject.process import world_size
 from kinject.question_formats import FORMATS
@@ -87,7 +88,7 @@ class _Run:
     """A running evaluation and its results so far.
 
     `inputs` are path or model -> hash, `endpoints` model -> usage and cost, `more_counts` those of
-    merged shards.
+    merged shards, `other_versions` as in `EvalCounts`.
     """
 
     recipe: EvalRecipe
@@ -99,6 +100,7 @@ class _Run:
     n_scored: int = 0
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
     more_counts: dict[str, Any] = field(default_factory=dict)
+    other_versions: str = ""
 
 
 def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
@@ -256,6 +258,13 @@ def _evaluate(
         run = _Run(recipe, evaluation, scoring, dict(inputs), list(plan.notes))
         if shards:
             run.more_counts = merged_counts(shards)
+        elif answers.n_rows:
+            run.other_versions = _other_versions(recipe.run_dir)
+        if run.other_versions:
+            run.notes.append(
+                f"warning: stored answers were scored with other versions ({run.other_versions}), "
+                f"and are not scored again. Delete {recipe.run_dir / _ANSWERS} to score all anew"
+            )
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         if judge:
@@ -279,6 +288,15 @@ def _evaluate(
         # Under the lock: the folders of processes may else be those of the next evaluation here.
         shard.finish()
     return report
+
+
+def _other_versions(run_dir: Path) -> str:
+    """Return the packages that had another version when the answers in `run_dir` were scored."""
+    earlier = read_eval_manifest(run_dir)
+    if earlier is None:
+        return ""
+    # Where nothing changed since, the run before may have read answers of other versions.
+    return changed_versions(earlier.versions) or earlier.counts.other_versions
 
 
 def measure_judge(recipe: EvalRecipe) -> float:
@@ -517,6 +535,7 @@ def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
         answers=sum(map(len, run.evaluation.answers.values())),
         scored_now=run.n_scored,
         stored=run.scoring.answers.n_rows,
+        other_versions=run.other_versions,
     )
     counts: dict[str, Any] = asdict(of_all) | run.more_counts
     if run.endpoints:
