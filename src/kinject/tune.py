@@ -371,7 +371,7 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
         size = f"{most / 2**30:.2f} GiB"
     raise InputError(
         f"not one row fits {size}. In the order of least cost: "
-        "trainer.gradient_checkpointing: true, trainer.optim: adamw_8bit, "
+        "trainer.optim: adamw_8bit, trainer.gradient_checkpointing: true, "
         "a shorter trainer.max_length, an adapter section, a smaller model."
     )
 
