@@ -388,14 +388,22 @@ def test_the_teacher_reads_all_passages_of_a_document_but_none_behind_itself(
         document = " ".join(passages)
         path = write_rows("documents.jsonl", [{"id": "d7", "text": document}])
         section = DistillationSection(documents=str(path))
+    # No rewriting of this document was accepted; a row that asks about it has all its passages.
+    unwritten = ("The quarry opened in 1874.", "It closed in 1921.")
+    rows += [{"document_id": "d8", "origin": "original", "text": text} for text in unwritten]
+    if not names_documents:
+        rows.append({"document_id": "d8", "prompt": "When did it close?", "completion": " 1921"})
     corpus = CorpusFile(write_rows("rows.jsonl", rows))
     tokenizer, tokenization = load_tokenizer(str(tiny_model)), Tokenization()
     tokens = list(tokenize_rows(corpus, tokenizer, tokenization))
     recipe = make_recipe(method="distill")
     read = teacher.teacher_rows(recipe, section, corpus, tokens, tokenizer, tokenization)
     heads = [tokenizer.decode(read.head(n), skip_special_tokens=True) for n in range(len(rows))]
-    assert heads[1::2] == [f"{document}\n\n"] * 3
-    assert heads[0::2] == [f"{variant}\n\n" for variant in variants]
+    assert heads[1:6:2] == [f"{document}\n\n"] * 3
+    assert heads[0:6:2] == [f"{variant}\n\n" for variant in variants]
+    assert heads[6:8] == ["", ""]
+    if not names_documents:
+        assert heads[8] == "The quarry opened in 1874.\n\nIt closed in 1921.\n\n"
 
 
 def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(

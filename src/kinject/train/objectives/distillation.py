@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 NO_TEACHER = -1
 """The number of a token without a prediction of the teacher."""
 
-_HEADS_FORMAT = 2
+_HEADS_FORMAT = 3
 """Format of cached heads. It changes with the rules of the teacher's texts."""
 _PASSAGE_TOKENS = 128
 """Most tokens of a passage, where a document does not fit as a whole."""
@@ -322,22 +322,19 @@ def document_texts(
     if path is not None:
         return {document.id: document.text for document in read_documents(Path(path), settings)}
     passages: dict[str, list[str]] = {}
-    rewritten = set[str]()
+    names_origins = False
     for row in corpus:
-        if row.document_id and row.origin != "original":
-            rewritten.add(row.document_id)
+        if row.origin != "original":
+            names_origins = True
         elif row.document_id and row.shape == "text":
             texts = passages.setdefault(row.document_id, [])
             if row.text not in texts:
                 texts.append(row.text)
-    documents: dict[str, str] = {}
-    for name, texts in passages.items():
-        # A corpus that names no origin may have rewritings among its originals: then the first
-        # text is the document. kinject augment names them, and writes a row for each passage.
-        if name not in rewritten:
-            texts = texts[:1]
-        documents[name] = "\n\n".join(texts)
-    return documents
+    if names_origins:  # as kinject augment does, which writes a row for each passage
+        return {name: "\n\n".join(texts) for name, texts in passages.items()}
+    # A corpus that names no origin may have rewritings among its originals: then the first text is
+    # the document.
+    return {name: texts[0] for name, texts in passages.items()}
 
 
 def _other_texts(corpus: CorpusFile) -> dict[tuple[str, str], str]:
