@@ -432,14 +432,18 @@ def test_an_arm_that_was_given_no_paraphrase_is_not_said_to_have_read_some(
 
 
 @pytest.mark.parametrize(
-    ("n_passages", "words"),
-    [(6, "each document about 28 times"), (24, "each passage about 7 times")],
+    ("corpus_name", "n_passages", "words"),
+    [
+        ("corpus.jsonl", 6, "paraphrases of the documents, each document about 28 times"),
+        ("corpus.jsonl", 24, "paraphrases of the documents, each passage about 7 times"),
+        ("sft.jsonl", 24, "questions and dialogues on the documents, about 28 on each document"),
+    ],
 )
-def test_of_documents_in_several_passages_the_readings_of_a_passage_are_named(
-    n_passages: int, words: str, tmp_path: Path
+def test_what_was_read_of_documents_in_several_passages_is_named(
+    corpus_name: str, n_passages: int, words: str, tmp_path: Path
 ) -> None:
     logs, run = write_logs(tmp_path / "train"), tmp_path / "run"
-    corpus = {"path": str(tmp_path / "augmented" / "corpus.jsonl")}
+    corpus = {"path": str(tmp_path / "augmented" / corpus_name)}
     rows = {"min": 14.0, "median": 28.0, "max": 70.0}
     write_training(
         logs["par"].parent, {**TRAINING, "corpus": corpus}, epochs=2.0, exposures={"documents": 6, "rows": rows}
@@ -450,7 +454,7 @@ def test_of_documents_in_several_passages_the_readings_of_a_passage_are_named(
         recipe={"augment": {"documents": "manual.jsonl"}}, counts=counts,
     )  # fmt: skip
     effect = write_opening(read_view(run, make_report(logs=log_entries(logs)))).effect
-    assert f"It read paraphrases of the documents, {words}." in effect
+    assert f"It read {words}." in effect
 
 
 def test_the_cost_of_shared_stages_is_divided_among_the_arms() -> None:

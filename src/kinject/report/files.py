@@ -101,6 +101,8 @@ _RERUN = (
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
 _REPEATED = 1.5
 """Readings of a document from which on their number rounds to several."""
+_QUESTIONS = "sft.jsonl"
+"""The questions and dialogues of kinject augment."""
 _FIX = "Run kinject eval or kinject study again."
 
 
@@ -243,6 +245,8 @@ def _reading(run_dir: Path, manifest: TrainManifest) -> str:
     written = [of_corpus.got for of_corpus in augmented]
     if written and not any(written):
         words = "the documents as they are"
+    elif written and corpus.name == _QUESTIONS:
+        words = "questions and dialogues on the documents"
     elif written:
         words = "paraphrases of the documents"
     else:
@@ -271,6 +275,8 @@ def _times_read(corpus: str, augmented: Sequence[WritingCounts], counts: Finishe
             unit, times = "passage", counts.epochs * of_corpus.n_rows / of_corpus.n_passages
     if times < _REPEATED:
         return ""
+    if augmented and corpus == _QUESTIONS:  # a row is no reading of its document
+        return f", about {times:.0f} on each document"
     return f", each {unit} about {times:.0f} times"
 
 
