@@ -826,6 +826,15 @@ def test_the_delimiter_of_a_table_is_found(delimiter: str) -> None:
     ]
 
 
+def test_a_column_of_labels_that_is_called_as_texts_are_leaves_the_table_whole() -> None:
+    goods = only("goods.csv", b"product;content;price\nSyrup;500 ml;4,20\nPlum jam;0,3 kg;3,80\n")
+    assert goods.text.endswith("| Syrup | 500 ml | 4,20 |\n| Plum jam | 0,3 kg | 3,80 |")
+    texts = "title,content\n码头,北码头夜间关闭。\n"
+    assert only("harbour.csv", texts.encode()).text == "北码头夜间关闭。"
+    # A column whose name can mean nothing else holds texts, however short.
+    assert only("short.csv", b"text,label\nGood boat,1\n").text == "Good boat"
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

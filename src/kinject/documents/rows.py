@@ -45,6 +45,8 @@ _SNIFFED = 20
 _MOSTLY = 0.8
 # Cells of tables, and names in a list, are shorter than parts of sentences.
 _FEW_WORDS = 4
+# A cell of a language that parts no words is no label if it is longer, in characters.
+_LONGEST_LABEL = 40
 _FIELDS = ("id", "title", "text", "source", "meta")
 _OPTIONAL = ("title", "source", "meta")
 ROWS_AT_ONCE = 16
@@ -200,7 +202,11 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     _, first = next(rows)
     header = list(map(str.strip, first))
     names = with_plain_names(dict(zip(header, header, strict=True)), options)
-    if "text" not in names and options.text_field is None:
+    first_rows = list(islice(rows, _SNIFFED))
+    rows = chain(first_rows, rows)
+    # `names` has the column under its plain name, and its own as the value.
+    text_name = names.get("text", "")
+    if options.text_field is None and not _has_texts(text_name, header, first_rows):
         yield from _whole_table(path, header, rows, meta)
         return
     if len(set(header)) < len(header):  # a reader could not choose
@@ -208,8 +214,6 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         raise InputError(
             f"{path}:1: two columns are called {repeated!r:.80}. Give each a name of its own."
         )
-    # `names` has the column under its plain name, and its own as the value.
-    text_name = names.get("text", "")
     for number, cells in rows:
         cells = _fitted(cells, header, text_name, delimiter)
         # Where a space follows each comma, it belongs to no cell.
@@ -222,6 +226,20 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         if meta:
             row["meta"] = meta
         yield _located_document(f"{path}:{number}", row, options)
+
+
+def _has_texts(name: str, header: list[str], rows: list[tuple[int, list[str]]]) -> bool:
+    """Return whether the column called `name` has texts. In a price list `article` has labels, and
+    what the other columns have would be in no text."""
+    if name not in header or name.lower() == "text":
+        return name in header
+    column = header.index(name)
+    filled = [cells[column] for _, cells in rows if len(cells) > column and cells[column]]
+    n_texts = sum(
+        len(cell.split()) > _FEW_WORDS or len(cell) > _LONGEST_LABEL or _ends_sentence(cell)
+        for cell in filled
+    )
+    return 2 * n_texts >= len(filled)
 
 
 def _fitted(cells: list[str], header: list[str], text_name: str, delimiter: str) -> list[str]:
@@ -301,7 +319,7 @@ def _is_table(rows: list[list[str]], delimiter: str) -> bool:
 
 
 def _ends_sentence(text: str) -> bool:
-    return text.rstrip().endswith((".", "!", "?", ":"))
+    return text.rstrip().endswith((".", "!", "?", ":", "。", "！", "？"))
 
 
 def _one_column(lines: list[str]) -> str:
