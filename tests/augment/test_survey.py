@@ -281,6 +281,14 @@ def test_a_name_that_begins_as_a_month_is_a_name() -> None:
     assert all(set(question["choices"]) <= set(names) for question in questions)
 
 
+def test_a_question_on_a_document_without_a_title_is_its_sentence() -> None:
+    texts = [f"The ferry number {n} carries up to {n}40 people to the island." for n in range(3, 9)]
+    documents = [Document(text, "", text, "rows.jsonl:1") for text in texts]
+    questions = cloze_questions(documents, 64)[1]
+    asked = {row["question"].replace(GAP, row["choices"][row["answer"]]) for row in questions}
+    assert asked == set(texts)
+
+
 def test_text_that_is_no_prose_gives_none() -> None:
     table = "| a | 12 |\n| --- | --- |\n| b | 13 |\n\n- 14 of them\n\n# The year 2019"
     documents = [Document(f"{n}", "T", table.replace("1", str(n)), "t", {}) for n in range(9)]

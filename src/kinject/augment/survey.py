@@ -403,7 +403,10 @@ def _draft(document: Document, fact: _Fact, owners: Mapping[str, str]) -> Draft:
     ]
     others.sort(key=partial(content_id, "wrong", fact.sentence))
     before, after = fact.sentence[: fact.start], fact.sentence[fact.start + len(fact.text) :]
-    question = f"{document.title}: {before}{GAP}{after}"
+    question = f"{before}{GAP}{after}"
+    # Rows often have no title.
+    if document.title:
+        question = f"{document.title}: {question}"
     return Draft(question, fact.text, tuple(others[:3]), fact.sentence)
 
 
