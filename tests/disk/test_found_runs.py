@@ -105,6 +105,19 @@ def test_the_bare_command_shows_them(
     assert out.endswith("\nNext: kinject train recipes/book/train.yaml --resume\n")
 
 
+def test_of_a_short_run_it_promises_only_what_its_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused in all attempts, a text is not requested again; of questions only with --retry."""
+    monkeypatch.chdir(tmp_path)
+    counts = {"asked": 7, "got": 5, "failed": {}, "refused": {"echo": 4}}
+    _run(tmp_path, "runs/q", "questions", ("questions.jsonl",), counts, "questions", "q.yaml")
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "\n  short  runs/q  kinject questions q.yaml\n" in out
+    assert "requests again what failed, and prints what brings those that were refused.\n" in out
+
+
 def test_names_that_no_file_has_and_pipes_neither_end_the_list_nor_hold_it_up(
     tmp_path: Path,
 ) -> None:

@@ -405,7 +405,8 @@ def render_next_step() -> str:
         lines.append(f"  and {len(runs) - _MOST_RUNS} more")
     if any(run.state == "short" for run in runs):
         lines.append(
-            "short: some requested texts are missing; the same command requests them again."
+            "short: some texts or questions are missing; the command requests again what failed, "
+            "and prints what brings those that were refused."
         )
     command = next_command(runs) or "kinject try FOLDER, for your documents"
     return "\n".join([*lines, "", f"Next: {command}"])

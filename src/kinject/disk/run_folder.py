@@ -432,7 +432,8 @@ class FoundRun:
     """One run: its folder, its verb, its state, the command that starts or continues it, and its
     recipe ("" if unknown).
 
-    `short` means finished with less than requested; the command requests the rest.
+    `short` means finished with less than requested; the command requests again what failed, and
+    prints what brings the rest.
     """
 
     run_dir: Path
