@@ -21,6 +21,7 @@ import kinject
 from kinject.cli import main
 from kinject.disk import lock_dir, write_json, write_manifest, write_sha256sums
 from kinject.errors import DiskError, InputError
+from kinject.eval.scoring.answers import hash_model
 from kinject.export import ExportOptions, _model_card, _name_of, _own_arm, _Source, export
 from kinject.manifests import read_manifest
 from kinject.models import load_model
@@ -288,6 +289,33 @@ def test_weights_that_are_not_finite_are_no_matter_of_the_dtype(
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"^(?!--dtype).*model\.norm\.weight holds a value"):
         export(ExportOptions(tiny_model, tmp_path / "out", dtype=dtype))
+
+
+def test_a_card_shows_no_results_of_other_weights_as_its_own(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "evaluated"
+    folder.mkdir()
+    write_json(folder / "report.json", to_json(make_report()))
+
+    def evaluated(path: str, inputs: dict[str, str]) -> str:
+        section = {"models": {"own": path}, "questions": {}}
+        counts = {"answers": 0, "scored_now": 0, "stored": 0}
+        write_manifest(
+            folder / "manifest.json",
+            stage="eval", inputs=inputs, recipe={"eval": section}, counts=counts,
+        )  # fmt: skip
+        export(ExportOptions(tiny_model, tmp_path / "out", report=folder))
+        return (tmp_path / "out" / "model" / "README.md").read_text()
+
+    path = str(tiny_model)
+    assert "the arm **own**" in evaluated(path, {path: hash_model(path, None)})
+    with pytest.raises(
+        InputError, match=f"^--report: {folder} evaluated {path} while it had other"
+    ):
+        evaluated(path, {path: "0" * 64})
+    assert "does not tell which of its models this is" in evaluated("elsewhere", {})
+    assert f"{folder} names other models than {path}" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["a\0b", "round", "e" * 280])

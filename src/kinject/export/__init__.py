@@ -3,6 +3,7 @@ commands that serve it."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -27,6 +28,8 @@ from kinject.gguf import KINDS, write_gguf
 from kinject.gguf_files import PACKAGE, model_folder
 from kinject.hub import is_hub_name
 from kinject.manifests import EvalManifest, TrainManifest, manifest_beside, read_manifest
+
+log = logging.getLogger(__name__)
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SETTINGS_ON_CARD = (
@@ -379,7 +382,15 @@ def _card_results(source: _Source, options: ExportOptions) -> list[str]:
     lines = ["## Results", ""]
     arm = _own_arm(path, source.model)
     if arm:
+        _check_evaluated(path, arm, source)
         lines += [f"This model is the arm **{arm}**.", ""]
+    elif isinstance(manifest_beside(path), EvalManifest):
+        # It may be one of them under another path, or behind an endpoint.
+        log.warning(
+            f"--report: {path.parent} names other models than {source.model}. Unless one of them "
+            "is the same, the card shows the results of others: evaluate this one first."
+        )
+        lines += ["The evaluation does not tell which of its models this is, if any.", ""]
     return [*lines, render_card_tables(path.parent, read_report(path)), ""]
 
 
@@ -394,6 +405,26 @@ def _own_arm(report: Path, model: Path) -> str:
         if "\0" not in path and os.path.realpath(path) == os.path.realpath(model):
             return name
     return ""
+
+
+def _check_evaluated(report: Path, arm: str, source: _Source) -> None:
+    """Raise `InputError` if the model that the evaluation of `report` calls `arm` has other weights
+    since."""
+    from kinject.eval.scoring.answers import hash_model
+    from kinject.models import model_hash
+
+    manifest = manifest_beside(report)
+    assert isinstance(manifest, EvalManifest)
+    evaluated = manifest.inputs.get(manifest.recipe.eval.model_paths()[arm])
+    # The hash of a base on the hub depends on the revision that was loaded.
+    if evaluated is None or (source.is_adapter and not model_folder(source.base).exists()):
+        return
+    # An adapter that was named beside its base is hashed alone.
+    if evaluated not in (hash_model(str(source.model), None), model_hash(source.model)):
+        raise InputError(
+            f"--report: {report.parent} evaluated {source.model} while it had other weights. "
+            "Run that evaluation again."
+        )
 
 
 def _training_facts(manifest: TrainManifest | None) -> dict[str, str]:
