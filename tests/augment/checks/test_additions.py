@@ -39,6 +39,10 @@ def _found(source: str, text: str, title: str = "") -> tuple[str, str]:
         ("He left Poland.", "The Polish officer left."),
         ("The World Health Organization met.", "The WHO met."),
         ("It sells silicon.", "## Great Sales of Silicon\n\n**Strong Growth:** silicon is sold."),  # titles have capitals
+        ("The bridge cost 3.4 million crowns.", "## A bridge for 3.4 million crowns\n\nThat was paid for it."),
+        ("Die Brücke hat 8,7 Millionen Kronen gekostet.", "## 8,7 Millionen Kronen für die Brücke\n\nSo viel hat sie gekostet."),
+        ("Le pont a coûté 4 600 couronnes.", "## Un pont de 4 600 couronnes\n\nIl a coûté cette somme."),
+        ("The bridge was costly.", "### 2.1.3 The Bridge\n\nIt was costly."),  # numbers of sections
         ("It sells silicon.", "1. It sells silicon.\n2. Silicon is sold.\n3. Sold is silicon."),
         ("The song is new.", 'The "hit" is new.'),  # a term in quotation marks
         ("A writer of three books.", "Three books have one writer, and two of them sold."),  # a small count

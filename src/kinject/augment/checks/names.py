@@ -51,8 +51,12 @@ _HAN_TITLE = re.compile(r"《([^《》\n]{1,40})》")
 _HAN = re.compile(r"[\u4e00-\u9fff]+")
 _DASH = re.compile(r"\s[–—-]{1,2}\s")
 _LONG_NAME, _ALIKE = 9, 0.93
-_ORDINAL = re.compile(r"\b\d{1,2}\b(?![.,%]\d)")
-"""The number of a heading or a label: Step 1."""
+_ORDINAL = re.compile(
+    r"\A\d{1,2}(?:\.\d{1,2})+(?=\.? +[A-ZÀ-Þ])"
+    r"|(?<!\d[.,])\b\d{1,2}\b(?![.,%]\d|[ \u00a0\u202f]\d{3}(?!\d))"
+)
+"""The number of a heading or a label: 1.2 Overview, Step 1. A part of 1.2 million or 10 000 is no
+such number: without it another one would be left."""
 _MEASURE = re.compile(r"\d+[^\W\d_]{1,3}\d?")
 
 
