@@ -382,6 +382,14 @@ def test_what_no_number_of_forgetting_shows_is_named(
     assert lead.partition("Not measured: ")[2] == (missing and f"{missing}.")
 
 
+def test_a_set_that_only_the_base_was_asked_is_not_said_to_be_missing() -> None:
+    base = Perplexity("base", "prose", 4, 400, 21.0, 1.5)
+    report = make_evaluation((make_result("base", BASE, None, role="retention"),))
+    lead = write_opening(View(replace(report, perplexities=(base,)))).answers[1].lead
+    assert lead.startswith("Forgetting was not measured: no trained arm")
+    assert "no set" not in lead
+
+
 def test_no_perplexity_is_called_the_base_s_where_the_base_has_none() -> None:
     """The base is behind an endpoint, which gives no perplexity of texts."""
     cpt = Perplexity("cpt", "prose", 4, 400, 21.0, 1.5)

@@ -234,6 +234,9 @@ def _not_measured(view: View, kept: Sequence[Finding]) -> str:
     them; a loss in one says nothing of the others (docs/chat.md)."""
     missing = []
     if not kept:
+        # There is such a set, and the base alone was asked: `_Question.without` has this.
+        if any(result.role == "retention" for result in view.report.results):
+            return ""
         missing.append("knowledge (no set of the role retention)")
     if not any(finding.result.written for finding in kept):
         missing.append("chat (no such set whose answers are written)")
