@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from country import write_study
 
-from kinject.disk import write_json
+from kinject.disk import write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.executors import Outcome
 from kinject.plan.length import RunLength
@@ -74,6 +74,28 @@ def test_the_model_of_a_stage_that_failed_stays_for_the_next_run(
     status = StageStatus()
     run_stages(status.add(pending), status, OneByOne(failing), "stages", delete_models=True)
     assert weights.exists() == (failing != "none")
+
+
+def test_only_texts_that_were_refused_or_failed_are_missing_to_a_study(tmp_path: Path) -> None:
+    """A writer may answer NONE where a style has nothing to say, and more attempts, no further run,
+    bring what was refused."""
+    documents = tmp_path / "documents.jsonl"
+    rows = [{"id": str(n), "text": f"The mill of Arden has {n} wheels."} for n in range(3, 6)]
+    write_jsonl(documents, rows)
+    given = [{"document_id": "3", "text": "NONE"}, {"document_id": "4", "text": "NONE"}]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"run_dir: {tmp_path}/run\naugment:\n  documents: {documents}\n  styles: {{reversed: 1}}\n"
+        f"  generator: {{kind: file, path: {tmp_path}/given.jsonl}}\n"
+    )
+    stage = Stage("a", "augment", tmp_path / "run", str(recipe), ())
+    write_jsonl(tmp_path / "given.jsonl", given)
+    assert stage.run()["tokens"] == 0
+    given.append({"document_id": "5", "text": "9 wheels has the mill of Arden."})
+    write_jsonl(tmp_path / "given.jsonl", given)
+    more = Stage("b", "augment", tmp_path / "b", str(recipe), (f"run_dir={tmp_path}/b",))
+    with pytest.raises(InputError, match=r"1 of 3 paraphrases missing \(see rejected.*Raise augm"):
+        more.run()
 
 
 def ids(run: ArmRun) -> dict[str, str]:

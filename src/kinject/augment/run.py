@@ -104,9 +104,15 @@ class AugmentResult(WritingResult):
     decisions: Mapping[str, int]
 
     @property
+    def n_missing(self) -> int:
+        """How many of the requested variants there are not, the answers NONE included."""
+        n_nothing = sum(count.nothing for count in self.styles.values())
+        return self.asked - self.got - n_nothing
+
+    @property
     def short(self) -> bool:
-        """Whether there are fewer variants than requested, the answers NONE included."""
-        return self.got + sum(count.nothing for count in self.styles.values()) < self.asked
+        """Whether there are fewer variants than requested."""
+        return self.n_missing > 0
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each style."""
@@ -514,7 +520,6 @@ def _short_lines(result: AugmentResult) -> list[str]:
     """Return the number of missing rewritings and what to do; nothing for a complete result."""
     if not result.short:
         return []
-    n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
     fixes = []
     if result.failed:
         fixes.append("run again for what failed")
@@ -526,8 +531,8 @@ def _short_lines(result: AugmentResult) -> list[str]:
         more = "raise augment.max_attempts (at temperature 0: the temperature)"
         fixes.append(f"{others[0]}: read {result.rejected_path}, {more}, or take another model")
     if not fixes:
-        return [f"Short by {n_short}."]
-    return [f"Short by {n_short}: {'; '.join(fixes)}."]
+        return [f"Short by {result.n_missing}."]
+    return [f"Short by {result.n_missing}: {'; '.join(fixes)}."]
 
 
 _REPAIRS: Mapping[str, str] = {

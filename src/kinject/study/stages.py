@@ -312,14 +312,18 @@ def _run_augment(stage: Stage) -> dict[str, Any]:
     from kinject.augment import augment
 
     result = augment(read_recipe(Path(stage.recipe), stage.overrides, "augment"))
-    if result.got < result.asked:
-        why = "see rejected.jsonl and failures.jsonl there"
+    if result.short:
+        why = "see rejected.jsonl there"
+        fix = "Raise augment.max_attempts, or lower augment.styles."
         if result.out_of_budget:
             why = "the budget is spent"
+            fix = "Raise augment.budget, or lower augment.styles."
+        elif result.failed:
+            why = "see rejected.jsonl and failures.jsonl there"
+            fix = "Run the study again, or lower augment.styles."
         raise InputError(
-            f"{stage.folder}: {result.asked - result.got} of "
-            f"{format_count(result.asked, 'paraphrase')} are "
-            f"missing ({why}). Run the study again, or lower augment.styles."
+            f"{stage.folder}: {result.n_missing} of {format_count(result.asked, 'paraphrase')} "
+            f"missing ({why}). {fix}"
         )
     return {
         "tokens": result.tokens_in + result.tokens_out,
