@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,6 +239,26 @@ def test_a_chat_asks_base_trained_and_trained_with_the_passages_of_its_documents
         written.append(chat.answer(question, lambda _: None)["trained"])
     assert [said["trained"].strip(), said["trained with passages"].strip()] == written
     assert said["base"] == said["trained"]  # the same weights
+
+
+def test_the_models_of_a_chat_are_loaded_again_where_their_run_was_trained_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = folder / "runs" / "cpt"
+    write_training(run, {"model": {"path": "base"}, "corpus": {"path": "corpus.jsonl"}})
+    (run / ".lock").touch()
+    opened: list[Path] = []
+
+    def open_empty(path: Path) -> tuple[Any, list[Any]]:
+        opened.append(path)
+        return SimpleNamespace(passages=lambda question: []), []
+
+    monkeypatch.setattr("kinject.view._open_chat", open_empty)
+    chats, events = view.View(folder), list[Any]()
+    for trained in (1, 1, 2):
+        os.utime(run / "manifest.json", (trained, trained))
+        chats.ask("runs/cpt", "Where is Kelm?", events.append)
+    assert opened == [run, run]
 
 
 def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client) -> None:

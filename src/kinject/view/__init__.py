@@ -79,7 +79,7 @@ class View:
     folder: Path
     _deciding: threading.Lock = field(default_factory=threading.Lock)
     _chatting: threading.Lock = field(default_factory=threading.Lock)
-    _chat: tuple[str, Chat, list[tuple[str, LoadedModel, bool]]] | None = None
+    _chat: tuple[tuple[str, float], Chat, list[tuple[str, LoadedModel, bool]]] | None = None
 
     def found(self) -> dict[str, FoundRun]:
         """Return the runs by name."""
@@ -209,12 +209,14 @@ class View:
 
         Asked `again`, they have forgotten the turns before.
         """
-        run = self.find(name)
+        path = self.folder / self.find(name).run_dir
+        # With the time: the run may have been trained again since its models were loaded.
+        training = (name, _written(path / MANIFEST))
         with self._chatting:
-            if self._chat is None or self._chat[0] != name:
+            if self._chat is None or self._chat[0] != training:
                 write({"status": "loading the models"})
                 self._chat = None  # the memory of one run's models
-                self._chat = (name, *_open_chat(self.folder / run.run_dir))
+                self._chat = (training, *_open_chat(path))
             _, chat, columns = self._chat
             if again:
                 chat.reset()
