@@ -13,7 +13,7 @@ import torch
 from kinject.cli import main
 from kinject.errors import InputError
 from kinject.eval.chat import _tokens
-from kinject.models import load_model
+from kinject.models import LoadOptions, load_model
 from kinject.types import Message
 from small import write_training
 
@@ -157,3 +157,21 @@ def test_a_template_that_fails_is_an_input_error_of_a_chat(tiny_tokenizer: Any) 
     tiny_tokenizer.chat_template = "{{ messages[0]['content'] + 3 }}"
     with pytest.raises(InputError, match="its chat template cannot be rendered"):
         _tokens(tiny_tokenizer, "", [], "Where?", [])
+
+
+@pytest.mark.parametrize(("words", "revision"), [((), "v1.2"), (("--base", "owner/base"), None)])
+def test_the_base_of_a_run_is_that_of_the_revision_it_was_trained_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], revision: str | None
+) -> None:
+    (tmp_path / "model").mkdir()
+    base = {"path": "owner/base", "revision": "v1.2"}
+    write_training(tmp_path, {"model": base, "corpus": {"path": "corpus.jsonl"}})
+    loaded: dict[str, str | None] = {}
+
+    def load(path: str, options: LoadOptions) -> None:
+        loaded[path] = options.revision
+
+    monkeypatch.setattr("kinject.eval.chat.load_model", load)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", str(tmp_path), *words]) == 0
+    assert loaded == {"owner/base": revision, str(tmp_path / "model"): None}

@@ -302,7 +302,7 @@ _PASSAGES = 3
     ),
 )
 def _chat(arguments: argparse.Namespace) -> Outcome:
-    from kinject.eval.chat import ChatSetup, find_models, open_chat
+    from kinject.eval.chat import ChatSetup, base_revision, find_models, open_chat
 
     for flag, value in (("--k", arguments.k), ("--max-new-tokens", arguments.max_new_tokens)):
         if value is not None and value < 1:
@@ -320,6 +320,7 @@ def _chat(arguments: argparse.Namespace) -> Outcome:
         arguments.system,
         arguments.max_new_tokens,
         arguments.temperature,
+        base_revision(arguments.model, arguments.base),
     )
     chat, turns = open_chat(setup), list[dict[str, Any]]()
     is_terminal = sys.stdin.isatty()

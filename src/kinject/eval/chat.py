@@ -14,7 +14,7 @@ from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.eval.scoring.encode import render_turns
 from kinject.gguf_files import gguf_file
 from kinject.manifests import read_train_manifest
-from kinject.models import LoadedModel, load_model, window_of
+from kinject.models import LoadedModel, LoadOptions, load_model, window_of
 from kinject.models.generate import COLDEST, end_tokens, prompt_ids
 from kinject.question_formats import question_prompt
 from kinject.recipe.sections import RetrievalSection
@@ -28,7 +28,7 @@ still in it."""
 @dataclass(frozen=True, slots=True)
 class ChatSetup:
     """The set-up of a chat: models by label, the documents that are searched, and the bounds of an
-    answer."""
+    answer. `base_revision` is that of the base on the hub."""
 
     models: Mapping[str, str]
     documents: tuple[str, ...] = ()
@@ -36,6 +36,7 @@ class ChatSetup:
     system: str = ""
     max_new_tokens: int = 256
     temperature: float = 0.0
+    base_revision: str | None = None
 
 
 def find_models(run: str, base: str | None) -> dict[str, str]:
@@ -46,8 +47,7 @@ def find_models(run: str, base: str | None) -> dict[str, str]:
     one. Raises `InputError` for a run without a finished model.
     """
     folder = Path(run)
-    is_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
-    if is_model or gguf_file(folder) is not None or not folder.is_dir():
+    if _is_model(folder):
         return _with_base(base, {"model": run})
     training = read_train_manifest(folder)
     if training is None or not (folder / "model").is_dir():
@@ -58,6 +58,22 @@ def find_models(run: str, base: str | None) -> dict[str, str]:
     if base is None:
         base = training.recipe.model.path
     return _with_base(base, {"tuned": str(folder / "model")})
+
+
+def base_revision(run: str, base: str | None) -> str | None:
+    """Return the revision on the hub from which a training run began; None of another `base`."""
+    if base is not None or _is_model(Path(run)):
+        return None
+    training = read_train_manifest(Path(run))
+    if training is None:
+        return None
+    return training.recipe.model.revision
+
+
+def _is_model(folder: Path) -> bool:
+    """Return whether a folder is a model, or none: then it is a name on the hub."""
+    is_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
+    return is_model or gguf_file(folder) is not None or not folder.is_dir()
 
 
 def _with_base(base: str | None, models: Mapping[str, str]) -> dict[str, str]:
@@ -217,5 +233,10 @@ def open_chat(setup: ChatSetup) -> Chat:
     if setup.documents:
         section = RetrievalSection(documents=setup.documents, k=(setup.k,))
         retriever = make_retriever(section, read_passages(section))
-    loaded = {label: load_model(path) for label, path in setup.models.items()}
+    loaded = {}
+    for label, path in setup.models.items():
+        options = LoadOptions()
+        if label == "base":
+            options = LoadOptions(revision=setup.base_revision)
+        loaded[label] = load_model(path, options)
     return Chat(setup, loaded, retriever, with_passages=retriever is not None)

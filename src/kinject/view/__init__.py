@@ -28,7 +28,7 @@ from pydantic_core import to_jsonable_python
 from kinject.augment.store import read_decisions, write_decision
 from kinject.disk import LOCK, FoundRun, Row, find_runs, fix_for, listed_runs, next_command
 from kinject.errors import InputError, KinjectError
-from kinject.eval.chat import Chat, ChatSetup, find_models, open_chat
+from kinject.eval.chat import Chat, ChatSetup, base_revision, find_models, open_chat
 from kinject.manifests import (
     MANIFEST,
     AugmentManifest,
@@ -252,7 +252,12 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
     passages."""
     documents = documents_behind(run_dir)
     chat = open_chat(
-        ChatSetup(find_models(str(run_dir), None), documents, max_new_tokens=_MOST_NEW_TOKENS)
+        ChatSetup(
+            find_models(str(run_dir), None),
+            documents,
+            max_new_tokens=_MOST_NEW_TOKENS,
+            base_revision=base_revision(str(run_dir), None),
+        )
     )
     columns = [
         ("base" if label == "base" else "trained", loaded, False)
