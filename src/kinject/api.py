@@ -145,6 +145,7 @@ def documents_shard(
 def _heap(paths: Sequence[str | Path], run_dir: str | Path | None) -> tuple[list[Path], Path]:
     """Return the sources of documents and the folder of the results."""
     from kinject.disk import file_name
+    from kinject.heap.collect import refuse_other_sources
     from kinject.heap.parse import heap_name
 
     if not paths:
@@ -152,7 +153,9 @@ def _heap(paths: Sequence[str | Path], run_dir: str | Path | None) -> tuple[list
     sources = [Path(path) for path in paths]
     if run_dir is not None:
         return sources, Path(run_dir)
-    return sources, Path("runs") / file_name(heap_name(sources)) / "documents"
+    folder = Path("runs") / file_name(heap_name(sources)) / "documents"
+    refuse_other_sources(folder, sources)
+    return sources, folder
 
 
 def augment(

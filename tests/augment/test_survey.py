@@ -258,6 +258,25 @@ def test_each_question_is_a_sentence_without_one_fact_and_its_choices_look_alike
     assert len(cloze_questions(documents, 5)[0]) == 5
 
 
+def test_a_second_folder_of_one_name_does_not_replace_the_documents_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for team in ("north", "south"):
+        (tmp_path / team / "notes").mkdir(parents=True)
+        (tmp_path / team / "notes" / "a.txt").write_text(f"The quay in the {team} is of oak.")
+    collected = Path("runs/notes/documents/documents.jsonl")
+    for path in ("north/notes", str(tmp_path / "north" / "notes")):
+        assert main(["documents", path]) == 0
+    for verb in ("documents", "try"):
+        assert main([verb, "south/notes"]) == 2
+        assert "holds the documents of " in capsys.readouterr().err
+    assert "north" in collected.read_text()
+    # A folder that was moved is the same one.
+    (tmp_path / "north").rename(tmp_path / "west")
+    assert main(["try", "west/notes"]) == 0
+
+
 def test_a_name_that_begins_as_a_month_is_a_name() -> None:
     names = (
         "Marta Falk",

@@ -33,7 +33,12 @@ from kinject.disk import (
 )
 from kinject.errors import EndpointError
 from kinject.heap import read_documents
-from kinject.heap.collect import DocumentsResult, collect, render_documents
+from kinject.heap.collect import (
+    DocumentsResult,
+    collect,
+    refuse_other_sources,
+    render_documents,
+)
 from kinject.heap.write import read_rows
 from kinject.hub_data import find_data_set, is_saved
 from kinject.language import language_name
@@ -144,6 +149,7 @@ def try_documents(
     model, no more), and the `learner` learns. Entries of the folder that are `left_out` are not
     read. Raises as `collect`, and `EndpointError`.
     """
+    refuse_other_sources(own.run_dir / "documents", [path])
     # Before the documents, which may take minutes: an endpoint may not answer.
     if own.choices.endpoint is not None and own.choices.writer is None:
         own.choices = replace(own.choices, writer=_model_at(own.choices.endpoint))

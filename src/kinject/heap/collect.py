@@ -26,6 +26,7 @@ from kinject.disk import (
     file_name,
     lock_dir,
     parse_fields,
+    path_exists,
     read_jsonl,
     write_manifest,
 )
@@ -176,6 +177,29 @@ def collect(
         heap = _hashed(files, section)
         n_parsed = _parse_new(heap, section, folder)
         return _write([str(source) for source in sources], heap, section, folder, n_parsed)
+
+
+def refuse_other_sources(folder: Path, sources: Sequence[Path]) -> None:
+    """Raise `InputError` if `folder`, which has its name from `sources`, holds the documents of
+    others of that name: a/docs and b/docs."""
+    manifest = read_documents_manifest(folder)
+    if manifest is None or not manifest.inputs:
+        return
+    now = [os.path.realpath(source) for source in sources]
+    for source in manifest.inputs:
+        path = Path(source)
+        # One that is gone was moved or renamed; the rows of a data set by name are our own file.
+        if not path_exists(path) or path.is_relative_to(folder.parent):
+            return
+        # kinject try may have read the entries of a folder one by one.
+        before = os.path.realpath(path)
+        if any(before == one or before.startswith(f"{one}/") for one in now):
+            return
+    raise InputError(
+        f"{sources[0]}: {folder} holds the documents of {next(iter(manifest.inputs))}, which has "
+        f"the same name. Rename one of the two, or move {folder.parent} away; kinject documents "
+        "takes another run_dir."
+    )
 
 
 def parse_shard_of(
