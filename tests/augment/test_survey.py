@@ -21,7 +21,7 @@ from kinject.disk import read_jsonl
 from kinject.errors import DiskError, EndpointError, InputError
 from kinject.heap import read_documents
 from kinject.recipe import read_recipe
-from kinject.recipe.own import hold_recipes
+from kinject.recipe.own import hold_recipes, own_texts
 from kinject.types import Document
 
 COMPANY = Path(__file__).parents[2] / "data" / "handbook" / "documents.jsonl"
@@ -275,6 +275,12 @@ def test_a_second_folder_of_one_name_does_not_replace_the_documents_of_the_first
     # A folder that was moved is the same one.
     (tmp_path / "north").rename(tmp_path / "west")
     assert main(["try", "west/notes"]) == 0
+
+
+def test_the_name_of_a_folder_may_hold_the_word_that_it_replaces() -> None:
+    for text in own_texts("HOSTNAMES").values():
+        assert "recipes/HOSTNAMES/" in text
+        assert "HOSTHOST" not in text
 
 
 def test_a_name_that_begins_as_a_month_is_a_name() -> None:

@@ -195,7 +195,8 @@ def own_texts(name: str) -> dict[str, str]:
     """Return file name -> text of each recipe of recipes/own, for documents called `name`."""
     texts = {}
     for recipe in find_recipes(["own"], read_shipped()):
-        text = recipe.text.replace("recipes/own/", f"recipes/{name}/")
+        # In one go at the end: the name itself may hold NAME.
+        text = recipe.text.replace("recipes/own/", "recipes/NAME/")
         texts[recipe.path.name] = text.replace("NAME", name)
     return texts
 
