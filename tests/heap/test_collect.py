@@ -314,6 +314,22 @@ def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> N
     assert NOTICE in texts["z01.md"]
 
 
+def test_the_counts_are_those_of_the_documents_that_were_written(tmp_path: Path) -> None:
+    """Of eleven pages a banner is cut, and of a twelfth nothing is left."""
+    heap = tmp_path / "pages"
+    heap.mkdir()
+    for number in range(11):
+        (heap / f"{number:02}.txt").write_text(f"{NOTICE}\n\nPage {number} has its own words.")
+    (heap / "z.txt").write_text(NOTICE)
+    result = collect([heap], folder=tmp_path / "out")
+    rows = rows_of(result, "documents.jsonl")
+    assert result.counts["n_documents"] == len(rows) == 11
+    assert result.counts["n_words"] == sum(len(row["text"].split()) for row in rows)
+    assert sum(result.counts["languages"].values()) == 11
+    assert result.files()[-1]["documents"] == 0
+    assert result.files()[-1]["skipped"] == 1
+
+
 def test_the_overlap_is_that_of_plain_counting() -> None:
     rng = random.Random(0)
     for _ in range(30):

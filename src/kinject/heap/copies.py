@@ -67,6 +67,11 @@ def word_hashes(text: str) -> Words:
     )
 
 
+def count_words(text: str) -> int:
+    """Return the number of words of `text`, as `word_hashes` finds them."""
+    return len(_WORD.findall(text.lower()))
+
+
 def pairs_of(words: Words) -> Pairs:
     """Return the different pairs of neighbouring words, as sorted 64-bit numbers."""
     import numpy as np

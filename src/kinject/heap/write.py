@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk import open_to_read, read_jsonl, write_jsonl
-from kinject.heap.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
+from kinject.heap.copies import (
+    Copy,
+    CopyFinder,
+    Edit,
+    count_words,
+    edited,
+    only_words,
+    shared_lines,
+)
 from kinject.heap.parse import FoundFile, Parsed, parsed_of, read_record
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress, format_count
@@ -88,6 +96,8 @@ class HeapWriter:
     omitted: list[dict[str, Any]] = field(default_factory=list)
     boilerplate: dict[str, list[str]] = field(default_factory=dict)
     ids: Counter[str] = field(default_factory=Counter)
+    written: list[_Found] = field(default_factory=list)
+    n_words: int = 0
 
     def write(self) -> dict[str, Any]:
         """Write the files; return the counts of the manifest. Raises `DiskError` if a file cannot
@@ -96,20 +106,19 @@ class HeapWriter:
         self._find_copies()
         kept = [found for found in self.found if found.copy is None]
         self._find_boilerplate(kept)
-        written = Counter[str]()
-        write_jsonl(self.folder / "documents.jsonl", self._rows(kept, written))
-        write_jsonl(self.folder / "files.jsonl", self._file_rows(kept))
+        write_jsonl(self.folder / "documents.jsonl", self._rows(kept))
+        write_jsonl(self.folder / "files.jsonl", self._file_rows())
         left = [
             {key: value for key, value in row.items() if key != "number"} for row in self.skipped
         ]
         write_jsonl(self.folder / "skipped.jsonl", left)
         lines = self._line_rows()
         write_jsonl(self.folder / "duplicates.jsonl", [*self.omitted, *lines])
-        return self._counts(kept, written, len(lines))
+        return self._counts(kept, len(lines))
 
-    def _file_rows(self, kept: Sequence[_Found]) -> list[dict[str, Any]]:
+    def _file_rows(self) -> list[dict[str, Any]]:
         """Return the rows of files.jsonl."""
-        documents = Counter(found.file for found in kept)
+        documents = Counter(found.file for found in self.written)
         skipped = Counter(row["number"] for row in self.skipped)
         copies = Counter(found.file for found in self.found if found.copy is not None)
         rows = []
@@ -135,9 +144,7 @@ class HeapWriter:
                 rows.append({"dropped": dropped, "kept": names[0], "how": "line", "line": line})
         return rows
 
-    def _counts(
-        self, kept: Sequence[_Found], written: Mapping[str, int], n_lines: int
-    ) -> dict[str, Any]:
+    def _counts(self, kept: Sequence[_Found], n_lines: int) -> dict[str, Any]:
         """Return the counts of the manifest."""
         read = {found.file for found in self.found}
         suffixes = [Path(self.heap[number].found.name).suffix.lower() for number in read]
@@ -149,11 +156,11 @@ class HeapWriter:
         return {
             "n_files": len(self.heap),
             "n_read": len(read),
-            "n_documents": written["documents"],
-            "n_words": written["words"],
+            "n_documents": len(self.written),
+            "n_words": self.n_words,
             "n_bytes": sum(file.found.size for file in self.heap),
             "kinds": _ranked(suffix or "no suffix" for suffix in suffixes),
-            "languages": _ranked(found.facts["language"] for found in kept),
+            "languages": _ranked(found.facts["language"] for found in self.written),
             "skipped": len(self.skipped) - n_left_out,
             "left_out": n_left_out,
             "duplicates": {kind: copies[kind] for kind in ("exact", "near")},
@@ -272,18 +279,21 @@ class HeapWriter:
                 edits.append((start, min(end + 1, len(text)), ""))
         return edits
 
-    def _rows(self, kept: Sequence[_Found], n: Counter[str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of documents.jsonl; count them and their words in `n`."""
+    def _rows(self, kept: Sequence[_Found]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of documents.jsonl; note what is written, and count its words."""
         with Progress("writing", len(kept), "documents") as progress:
             for found in kept:
                 document, name = self._document(found), self._name(found)
-                text, meta = edited(document.text, self._cuts(name, document.text), document.meta)
+                cuts = self._cuts(name, document.text)
+                text, meta = edited(document.text, cuts, document.meta)
                 progress.advance()
                 if not text.strip():
                     fault = "nothing but lines that many documents share."
                     self._skip(found.file, found.location, fault)
                     continue
-                n.update(documents=1, words=found.facts["words"])
+                self.written.append(found)
+                n_cut = sum(count_words(document.text[start:end]) for start, end, _ in cuts)
+                self.n_words += found.facts["words"] - n_cut
                 licence = meta.get("licence") or meta.get("license")
                 extra = {"language": found.facts["language"], "licence": licence}
                 meta.update({key: value for key, value in extra.items() if value})
