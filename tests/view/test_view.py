@@ -241,6 +241,19 @@ def test_a_chat_asks_base_trained_and_trained_with_the_passages_of_its_documents
     assert said["base"] == said["trained"]  # the same weights
 
 
+def test_documents_are_told_apart_by_language(folder: Path) -> None:
+    (folder / "notes").mkdir()
+    for number, text in enumerate(
+        (TEXT, "Arden Holt wurde 1930 in Lowmere geboren und baute dort.")
+    ):
+        (folder / "notes" / f"{number}.txt").write_text(text)
+    assert main(["documents", "notes"]) == 0
+    german = view.Query((), tag="de")
+    found = view.View(folder).rows("runs/notes/documents", "documents", german)
+    assert found["tags"] == {"en": 1, "de": 1}
+    assert [item["tag"] for item in found["items"]] == ["de"]
+
+
 def test_the_models_of_a_chat_are_loaded_again_where_their_run_was_trained_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ def _answer(row: Row, choices: Sequence[Json]) -> Json:
 
 def _document(row: Row) -> Iterator[Item]:
     about = (row.get("title"), row.get("source"), row.get("id"))
-    yield _item(row.get("text", ""), row.get("language", ""), about)
+    yield _item(row.get("text", ""), row.get("meta", {}).get("language", ""), about)
 
 
 def _skipped(row: Row) -> Iterator[Item]:
