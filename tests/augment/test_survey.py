@@ -277,6 +277,16 @@ def test_a_second_folder_of_one_name_does_not_replace_the_documents_of_the_first
     assert main(["try", "west/notes"]) == 0
 
 
+def test_the_command_for_a_folder_that_begins_with_a_dash_names_no_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-old").mkdir()
+    (tmp_path / "-old" / "a.txt").write_text("The quay is of oak.")
+    assert main(["try", "./-old"]) == 0
+    assert "\n  kinject try ./-old --endpoint URL" in capsys.readouterr().out
+
+
 def test_the_name_of_a_folder_may_hold_the_word_that_it_replaces() -> None:
     for text in own_texts("HOSTNAMES").values():
         assert "recipes/HOSTNAMES/" in text

@@ -473,9 +473,13 @@ def render_commands(survey: Survey) -> str:
     if not survey.training:
         missing += " --model PATH --gpu 4090"
     if missing:
+        path = str(survey.path)
+        # Path takes ./ off, and a name with a dash before it would be read as an option.
+        if path.startswith("-"):
+            path = f"./{path}"
         lines += [
             "name what is missing, or fill in what the recipes mark with FILL IN:",
-            f"  kinject try {shlex.quote(str(survey.path))}{missing}",
+            f"  kinject try {shlex.quote(path)}{missing}",
         ]
     lines.append("and run:")
     for verb in ("augment", "questions", "train", "eval"):
