@@ -444,6 +444,11 @@ def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
         f"by rotations, which chose none of them: so the base answers {sum(kept) / len(kept):.1%}."
         in output
     )
+    monkeypatch.setattr("kinject.eval.compare.above_guessing", lambda answers: False)
+    known.clear()
+    found, output = parted()
+    assert not found
+    assert "so the base answers" not in output  # there is nothing that it could answer
     words = ["questions", "--drop-known", str(tmp_path / "run")]
     assert main([*words, "--job", "slurm", "--retry"]) == 2
     assert "--job, --retry has no effect" in capsys.readouterr().err

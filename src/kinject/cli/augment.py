@@ -234,8 +234,9 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
                 f"  {part.n_given} are in neither: the base picks their right choice without the "
                 "question too."
             )
-        show(
-            f"  Ask the known ones by {measured}, which chose none of them: so the base answers "
-            f"{part.kept:.1%}."
-        )
+        if part.kept is not None:
+            show(
+                f"  Ask the known ones by {measured}, which chose none of them: so the base "
+                f"answers {part.kept:.1%}."
+            )
     return parts, 0

@@ -357,7 +357,7 @@ class KnownSplit:
     n_given: int
     chosen_by: tuple[str, ...]
     measure_with: tuple[str, ...]
-    kept: float
+    kept: float | None
     known: Path
     unknown: Path
 
@@ -476,6 +476,9 @@ def _split_set(
     write_jsonl(known_path, known)
     write_jsonl(unknown_path, unknown)
     labels = [f"{form} ({shots} shots)" if shots else form for form, shots in ways]
+    fraction_kept = None
+    if kept:
+        fraction_kept = sum(kept) / len(kept)
     return KnownSplit(
         name,
         len(known),
@@ -483,7 +486,7 @@ def _split_set(
         n_given,
         chosen_by=tuple(labels[::2]),
         measure_with=tuple(labels[1::2]),
-        kept=sum(kept) / len(kept) if kept else 0.0,
+        kept=fraction_kept,
         known=known_path,
         unknown=unknown_path,
     )
