@@ -168,6 +168,21 @@ def test_sentences_are_permuted_by_seed_and_none_is_lost() -> None:
     assert all(sorted(order.split()) == sorted(text.split()) for order in permutations)
 
 
+def test_sentences_stay_below_their_heading_and_tables_stay_whole() -> None:
+    table = "| part | age |\n| --- | --- |\n| gate | 9 |"
+    text = f"# Locks\nThe gate is oak. The sill is stone.\n\n{table}\n\n## Mills\n\nThe wheel is elm. It turns."
+    permutations = {permute_sentences("", text, seed) for seed in range(30)}
+    locks = ("The gate is oak. The sill is stone.", "The sill is stone. The gate is oak.")
+    mills = ("The wheel is elm. It turns.", "It turns. The wheel is elm.")
+    assert permutations == {
+        f"# Locks\n\n{lock}\n\n{table}\n\n## Mills\n\n{mill}" for lock in locks for mill in mills
+    }
+    text = "# Keepers\n\n- Ida Holm came.\n- She left.\n"
+    assert name_fully("", text, 0) == "# Keepers\n\n- Ida Holm came.\n- She left."
+    text = "# Keepers\n\nIda Holm came.\n\nShe left."
+    assert name_fully("", text, 0) == "# Keepers\n\nIda Holm came.\n\nIda Holm left."
+
+
 def test_pronouns_become_the_full_name_of_the_person_named_last() -> None:
     text = "Mara Lind was born. She built it. Her work stands. Lind died. Karin Ekberg came. She left. It rained. She'd gone."
     assert name_fully("", text, 0) == (

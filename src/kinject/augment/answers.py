@@ -17,7 +17,7 @@ from itertools import pairwise
 from random import Random
 
 from kinject.augment.checks.names import SENTENCE_STARTERS
-from kinject.language.sentences import sentences
+from kinject.language.sentences import sentence_ends, sentences
 
 _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 _BULLET = re.compile(r"\A\s*[-*•]\s+")
@@ -191,16 +191,33 @@ LISTS: Mapping[str, Callable[[str], list[str]]] = {
 Mechanical = Callable[[str, str, int], str]
 """(title, passage, seed) -> text."""
 _FULL_NAME = re.compile(r"\b[A-Z][\w’'-]+(?: (?:(?:de|van|von|der|la|al|bin|of) )?[A-Z][\w’'-]+)+")
+_HEADING = re.compile(r"^(#{1,6} .*)\n(?=.)", re.MULTILINE)
+_STRUCTURE = re.compile(r"^[ \t]*(?:#{1,6} |\||[-*+•] |\d{1,3}[.)] |>|```)", re.MULTILINE)
+"""The beginning of a line that is no prose: a heading, a table, a list, a quotation, code."""
 _SUBJECT = re.compile(r"\A(?:He|She)\b(?!['’])")
 _POSSESSIVE = re.compile(r"\A(?:His|Her)\b(?= [a-z])")
 
 
 def permute_sentences(title: str, passage: str, seed: int) -> str:
     """Return the sentences of `passage` in another order (Physics of Language Models 3.1, arXiv
-    2309.14316)."""
-    shuffled = sentences(passage)
-    Random(seed).shuffle(shuffled)
-    return " ".join(shuffled)
+    2309.14316).
+
+    In a passage with headings, lists or tables these stay, and sentences stay in their paragraph:
+    below another heading they would say something else.
+    """
+    random = Random(seed)
+    paragraphs = [passage]
+    if _STRUCTURE.search(passage):
+        paragraphs = re.split(r"\n\s*\n", _HEADING.sub(r"\1\n\n", passage))
+    permuted = []
+    for paragraph in paragraphs:
+        if _STRUCTURE.search(paragraph):
+            permuted.append(paragraph)
+        else:
+            shuffled = sentences(paragraph)
+            random.shuffle(shuffled)
+            permuted.append(" ".join(shuffled))
+    return "\n\n".join(permuted)
 
 
 def name_fully(title: str, passage: str, seed: int) -> str:
@@ -213,7 +230,12 @@ def name_fully(title: str, passage: str, seed: int) -> str:
     named = Counter(match[0] for match in _FULL_NAME.finditer(passage))
     current = ""
     rewritten = []
-    for sentence in sentences(passage):
+    start = 0
+    for end in sentence_ends(passage):
+        sentence = passage[start:end].lstrip()
+        # As in the passage: a line break may end a heading or a row of a table.
+        space = passage[start : end - len(sentence)]
+        start = end
         first = _FULL_NAME.match(sentence)
         # "The Old Town" begins with a capital, too, and names no person.
         if first and first[0].split()[0].lower() not in SENTENCE_STARTERS:
@@ -224,8 +246,8 @@ def name_fully(title: str, passage: str, seed: int) -> str:
             last = current.split()[-1]
             if named[current] and sentence.startswith(f"{last} "):
                 sentence = current + sentence[len(last) :]
-        rewritten.append(sentence)
-    return " ".join(rewritten)
+        rewritten.append(space + sentence)
+    return "".join(rewritten).strip()
 
 
 def tag_source(title: str, passage: str, seed: int) -> str:
