@@ -19,7 +19,7 @@ from kinject.augment.answers import (
 )
 from kinject.augment.prompts import STYLE_FILES, Source, describe, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
-from kinject.disk import read_jsonl
+from kinject.disk import read_jsonl, write_jsonl
 from kinject.errors import EndpointError, RecipeError
 from kinject.recipe import Recipe
 from kinject.types import Completion, Message
@@ -203,6 +203,15 @@ def test_styles_without_a_model_ask_nobody(make_recipe: Make) -> None:
         "full_names": 12,
         "tagged": 12,
     }
+
+
+def test_the_word_before_the_title_is_no_addition_to_a_chinese_passage(
+    make_recipe: Make, tmp_path: Path
+) -> None:
+    row = {"title": "水闸", "text": "北水闸建于1931年，由林德设计。它至今仍在使用。"}
+    write_jsonl(tmp_path / "zh.jsonl", [row])
+    result = augment(make_recipe(styles={"tagged": 1}, documents=str(tmp_path / "zh.jsonl")))
+    assert (result.got, result.refused) == (1, {})
 
 
 class Model:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from kinject.augment.answers import tag_source
 from kinject.augment.checks.checker import Checker
 from kinject.augment.passage_file import PlannedDocument
 from kinject.augment.plan import Plan
@@ -54,6 +55,9 @@ class Group:
         """Return the checks of the answers; they read the whole passage."""
         source = self.source
         about = "\n".join((source.title, *source.headings))
+        if self.style.mechanical:
+            # A word of the function's own: among Chinese characters it would be a name.
+            about = tag_source(about, "", 0)
         return Checker(self.passage.shown, self.style.rules, self.style.literals, about)
 
 
