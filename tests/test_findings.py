@@ -293,6 +293,11 @@ def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
             else:
                 value = 100 * of_real(arm, name)["accuracy"]
             assert abs(float(number) - value) <= 0.51, (pattern, arm)
+    said = re.search(r"Projection alone: .*? in (\d\.\d) times the time", methods)
+    assert said is not None
+    seconds = {arm: sum(REAL["work_seconds"][arm]) for arm in ("projected", "paraphrases")}
+    ratio = seconds["projected"] / seconds["paraphrases"]
+    assert abs(float(said[1]) - ratio) <= 0.051
     pages = [
         published.plain((ROOT / f"docs/{name}.md").read_text("utf-8"))
         for name in ("methods", "findings")
