@@ -229,6 +229,14 @@ def test_what_readme_says_of_its_two_tables_is_in_their_reports() -> None:
     found = [of_real(arm, "reworded", 1) for arm in arms]
     wanted = [100 * item["accuracy"] for item in found]
     assert said == pytest.approx(wanted, abs=0.051)
+    n_trainings = {item["arm"]: len(item["by_seed"]) for item in found}
+    assert n_trainings["paraphrases+oracle"] == 2
+    assert "50.0% (two trainings)" in passages
+    assert n_trainings["distilled back+oracle"] == 1
+    assert "bring one training" in passages
+    verdicts = {claim["name"]: claim["verdict"] for claim in REAL["claims"]}
+    assert verdicts["retrieval beats best"] == "not shown"
+    assert "BM25's is not told apart from that training" in text
     said = text.partition("In these models (one training each)")[2].partition("The demo's settings")
     report = " ".join(re.sub(r"<[^>]+>", " ", DEMO).split())
     new = [
