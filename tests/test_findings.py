@@ -203,6 +203,27 @@ def test_only_what_a_kept_report_says_is_called_shown() -> None:
     assert re.findall(r"\bshown\b", methods, re.IGNORECASE) == []
 
 
+_VERDICT = re.compile(r"\| yes \||\b(?:lost|left|kept|taught|learned) (?:more|less|some)\b")
+
+
+def test_what_no_p_decided_is_not_told_as_found() -> None:
+    """Sentences and rows with a p of 0.05 or more, and rows without any p, have no verdict."""
+    page = published.plain((ROOT / "docs/findings.md").read_text("utf-8"))
+    for section, text in published.sections(page).items():
+        # The table on top names sections, which have the p.
+        if section == "Findings":
+            continue
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        prose = " ".join(line for line in text.splitlines() if not line.startswith("|"))
+        for part in (*rows, *re.split(r"(?<=[.:])\s+(?=-? ?\*?[A-Z])", prose)):
+            values = [float(p) for p in re.findall(r"\bp = (\d\.\d+)", part)]
+            undecided = max(values, default=0) >= 0.05
+            is_verdict = _VERDICT.search(part) is not None
+            assert not (undecided and is_verdict), (section, part)
+            if "| yes |" in part:
+                assert re.search(r"\bp [<=] 0\.0", part), (section, part)
+
+
 def test_only_figures_of_a_kept_report_are_bold() -> None:
     of_reports = {"45.2%", "0.983"}  # the company's, and the demo's in docs/example-report.html
     for page in ("docs/findings.md", "docs/methods.md", "README.md"):
