@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +73,73 @@ def test_readme_s_table_of_the_company_is_its_results(arm: str) -> None:
     assert cells("README.md", "reads 128 documents", ROWS[arm]) == pytest.approx(wanted, abs=0.051)
 
 
+SCORES = ("sum", "tokens", "chars", "pmi")
+OF_SCORES = {
+    (item["arm"], item["score"], item["k"]): item for item in COMPANY["by_score"]["results"]
+}
+
+
 def test_the_table_of_scores_is_its_results() -> None:
-    items = COMPANY["with_the_answering_document"]["results"]
-    found = {(item["arm"], item["score"], item["k"]): item for item in items}
-    base, trained = "base", "documents and paraphrases"
-    wanted: dict[str, list[float]] = {"base": [], "paraphrases": [], "passage": []}
-    for score in ("sum", "tokens", "chars", "pmi"):
-        for row, arm in (("base", base), ("paraphrases", trained)):
-            item = found[arm, score, 0]
-            wanted[row].append(100 * item["accuracy"])
+    arms = ("base", "paraphrases", "best")
+    wanted: dict[str, list[float]] = {name: [] for name in (*arms, "document", "gains")}
+    for score in SCORES:
+        for arm in arms:
+            item = OF_SCORES[arm, score, 0]
+            wanted[arm].append(100 * item["accuracy"])
             if score != "pmi":
-                wanted[row].append(100 * item["without_question"])
-        wanted["passage"] += [100 * found[arm, score, 1]["accuracy"] for arm in (base, trained)]
+                wanted[arm].append(100 * item["without_question"])
+        wanted["document"] += [100 * OF_SCORES[arm, score, 1]["accuracy"] for arm in arms]
+        best, base = (OF_SCORES[arm, score, 0] for arm in ("best", "base"))
+        gain = best["accuracy"] - base["accuracy"]
+        gain -= best.get("without_question", 0.25) - base.get("without_question", 0.25)
+        wanted["gains"].append(100 * gain)
     page, heading = "docs/figures.md", "by `eval.scores`"
     rows = {
         "base": "base; without the question",
         "paraphrases": "paraphrases; without",
-        "passage": "the answering document before: base; paraphrases",
+        "best": "best; without",
+        "document": "the answering document before: base; paraphrases; best",
     }
     for row, name in rows.items():
         assert cells(page, heading, name) == pytest.approx(wanted[row], abs=0.051)
+    text = (ROOT / page).read_text("utf-8").partition("its choices best gains ")[2]
+    said = [float(number) for number in re.findall(r"\d+\.\d", text.partition("points")[0])]
+    assert said == pytest.approx(wanted["gains"], abs=0.051)
+
+
+def _archived(kind: str, stage: str, name: str) -> str:
+    """Return the text of a file of a stage that docs/results/company keeps."""
+    with tarfile.open(RESULTS / "company" / f"{kind}-{stage}.tar.xz") as archive:
+        file = archive.extractfile(f"{kind}/{stage}/{name}")
+        assert file is not None
+        return file.read().decode("utf-8")
+
+
+def test_the_scores_of_the_base_are_those_of_its_kept_answers() -> None:
+    """By each score, counted out of the log-probabilities, with the right document as well."""
+    lines = _archived("eval", "f0503c7700b1f81f", "answers.jsonl").splitlines()
+    answers = [json.loads(line) for line in lines]
+    alone = {
+        answer["question_id"]: answer["log_probs"]
+        for answer in answers
+        if answer["format"] == "texts-no-question"
+    }
+    for k in (0, 1):
+        n_right = dict.fromkeys(SCORES, 0)
+        asked = [item for item in answers if item["format"] == "texts" and item["k"] == k]
+        for answer in asked:
+            for score in SCORES:
+                without = alone[answer["question_id"]]
+                length = {"tokens": answer["n_tokens"], "chars": answer["n_chars"]}.get(score)
+                of_choice = answer["log_probs"]
+                if score == "pmi":
+                    of_choice = [one - other for one, other in zip(of_choice, without, strict=True)]
+                if length is not None:
+                    of_choice = [one / n for one, n in zip(of_choice, length, strict=True)]
+                n_right[score] += of_choice.index(max(of_choice)) == answer["gold"]
+        for score in SCORES:
+            rate = n_right[score] / len(asked)
+            assert rate == pytest.approx(OF_SCORES["base", score, k]["accuracy"], abs=1e-6)
 
 
 def test_the_verdicts_on_real_articles_are_its_reports() -> None:
