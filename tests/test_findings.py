@@ -22,7 +22,7 @@ REAL: dict[str, Any] = json.loads((RESULTS / "real.json").read_text("utf-8"))
 ROWS = {
     "base": "base model",
     "repeated": "documents repeated",
-    "paraphrases": "documents and ten paraphrases of each, as many tokens",
+    "paraphrases": "documents and ten paraphrases of each, as many updates",
     "best": "the same with questions, chat and prose, projected updates, twice the tokens",
 }
 """Arm of recipes/studies/real.yaml -> its row in README's table."""
@@ -113,6 +113,19 @@ def _archived(kind: str, stage: str, name: str) -> str:
         file = archive.extractfile(f"{kind}/{stage}/{name}")
         assert file is not None
         return file.read().decode("utf-8")
+
+
+def test_the_tokens_that_two_arms_read_are_those_of_their_trainings() -> None:
+    """In as many updates the documents alone are fewer tokens: they fill rows less."""
+    page = " ".join((ROOT / "docs/findings.md").read_text("utf-8").split())
+    for stage, said in (
+        ("9f4ff39a008fa684", r"alone, eleven times \(([\d,]+) tokens: they fill rows less\)"),
+        ("c938d3a0253662fc", r"with ten paraphrases of each, once \(([\d,]+)\)"),
+    ):
+        n_read = json.loads(_archived("train", stage, "done.json"))["tokens"]
+        found = re.search(said, page)
+        assert found is not None
+        assert abs(int(found[1].replace(",", "")) - n_read) <= 500
 
 
 def test_the_scores_of_the_base_are_those_of_its_kept_answers() -> None:
