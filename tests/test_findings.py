@@ -194,6 +194,15 @@ def test_each_figure_of_a_section_is_in_the_report_of_its_study() -> None:
             assert unreported(text, kept) == [], section
 
 
+def test_the_number_of_kept_reports_is_that_of_the_sections_with_one() -> None:
+    page = (ROOT / "docs/findings.md").read_text("utf-8")
+    kept = [name for name, text in published.sections(page).items() if _kept(text) is not None]
+    numbers = ("One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+    said = re.search(r"\*\*(\w+) reports are kept\*\*", page)
+    assert said is not None
+    assert said[1] == numbers[len(kept) - 1]
+
+
 def test_a_figure_that_no_report_has_is_found() -> None:
     """Rows are read by arm and by set, text by differences with their intervals and p, p, and percentages."""
     kept = Kept.of({
