@@ -45,7 +45,8 @@ def test_the_detectable_difference_is_shown_four_times_in_five(
     assert len(found) == 40
     spread = Spread(
         float(np.mean([s.question for s in found])), float(np.mean([s.within for s in found])),
-        float(np.mean([s.seed for s in found])) if n_seeds > 1 else 0.0, assumed=False,
+        float(np.mean([s.seed for s in found])) if n_seeds > 1 else 0.0,
+        float(np.mean([s.answer for s in found])), assumed=False,
     )  # fmt: skip
     design = Design(n_documents, n_questions, n_seeds, 1, 1)
     gain = detectable(design, spread)
@@ -71,18 +72,44 @@ def test_a_larger_family_and_fewer_questions_tell_less() -> None:
 
 def test_arms_that_are_trained_as_often_inform_one_variance_between_seeds() -> None:
     design = Design(128, 12, 3, 2, 1)
-    spread = Spread(0.4, 0.1, 0.0004)
-    # Pencil and paper: two trained arms of three seeds differ by 2 points.
+    spread = Spread(0.4, 0.1, 0.0004, 0.15)
+    # Pencil and paper: two trained arms of three seeds differ by 2 points, each answer varies.
     documents, seeds = 0.4 * (1 + 11 * 0.1) / (128 * 12), 0.0004 / 3
+    answers = 2 * 0.15 / (128 * 12) / 3
     for n_alike, df in ((1, 2), (2, 2), (3, 6), (8, 16)):
         # Cochran and Cox: the quantile of the sum is the weighted mean of the parts' own.
         of_parts = scipy.stats.t.isf(0.025, [127, df])
-        quantile = np.average(of_parts, weights=[documents, seeds])
+        quantile = np.average(of_parts, weights=[documents, seeds + answers])
         effective = scipy.optimize.brentq(
             lambda x, wanted=quantile: scipy.stats.t.isf(0.025, x) - wanted, 1, 200
         )
-        expected = (documents + seeds) ** 0.5 * (quantile + scipy.stats.t.isf(0.2, effective))
-        assert detectable(replace(design, n_alike=n_alike), spread) == pytest.approx(expected)
+        errors = detectable(replace(design, n_alike=n_alike), spread) / (documents + seeds) ** 0.5
+        assert scipy.stats.nct.sf(quantile, effective, errors) == pytest.approx(0.8)
+
+
+def test_the_noise_of_answers_is_that_between_trainings() -> None:
+    """Answers at random, each with 0.4: what trainings differ by comes from single answers."""
+    arm, base = simulated(np.random.default_rng(3), 300, 4, 4, 0.0)
+    spread = spread_of(arm, base)
+    assert spread is not None
+    # The clip of rates between 0 and 1 and the documents' part: 0.24 - 0.15 ** 2.
+    assert spread.answer == pytest.approx(0.2175, abs=0.015)
+
+
+@pytest.mark.parametrize(("n_documents", "family"), [(2, 1), (3, 9), (12, 40), (300, 26)])
+def test_a_detectable_difference_is_shown_in_four_fifths_by_the_noncentral_t(
+    n_documents: int, family: int
+) -> None:
+    """Few documents, or many claims: there a sum of two quantiles shows less."""
+    spread = Spread(0.3, 0.0)
+    gain = detectable(Design(n_documents, 5, 1, 0, family), spread)
+    error = (0.3 / (5 * n_documents)) ** 0.5
+    df = n_documents - 1
+    limit = scipy.stats.t.isf(0.025 / family, df)
+    random = np.random.default_rng(1)
+    squares = random.chisquare(df, 40_000) / df
+    shown = (random.normal(size=40_000) + gain / error) / squares**0.5 > limit
+    assert shown.mean() == pytest.approx(0.8, abs=0.01)
 
 
 def test_with_one_seed_the_difference_is_that_of_these_models_and_falls_with_the_questions() -> (
@@ -92,8 +119,9 @@ def test_with_one_seed_the_difference_is_that_of_these_models_and_falls_with_the
     sizes = [detectable(Design(100, n, 1, 2, 5), Spread()) for n in (1, 2, 4, 12)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == detectable(Design(100, 1, 1, 0, 5), Spread())
-    # Pencil and paper: 100 questions, variance 0.4, t of 99 degrees at 0.5 and 20%.
-    assert sizes[0] == pytest.approx((0.4 / 100) ** 0.5 * (2.6264 + 0.8453), abs=1e-4)
+    # Pencil and paper: 100 questions, variance 0.4, t of 99 degrees at 0.5%.
+    errors = sizes[0] / (0.4 / 100) ** 0.5
+    assert scipy.stats.nct.sf(2.6264, 99, errors) == pytest.approx(0.8, abs=1e-4)
 
 
 def test_the_cheapest_change_is_questions_then_documents_then_seeds() -> None:
