@@ -128,6 +128,19 @@ def test_the_tokens_that_two_arms_read_are_those_of_their_trainings() -> None:
         assert abs(int(found[1].replace(",", "")) - n_read) <= 500
 
 
+def test_arms_with_fewer_trainings_behind_passages_are_named() -> None:
+    page = " ".join((ROOT / "docs/findings.md").read_text("utf-8").split())
+    asked = page.partition("With a document, reworded questions")[2].partition("**")[0]
+    one, two = asked.partition("one seed of ")[2].partition(", two of ")[::2]
+    few: dict[int, set[str]] = {1: set(), 2: set()}
+    for item in REAL["results"]:
+        arm = item["arm"].partition("+")[0]
+        if item["k"] and arm != "base" and len(item["by_seed"]) < len(REAL["seeds"]):
+            few[len(item["by_seed"])].add(arm)
+    assert few[1] == set(re.split(", | and ", one))
+    assert few[2] == {two.partition(" (")[0]}
+
+
 def test_the_scores_of_the_base_are_those_of_its_kept_answers() -> None:
     """By each score, counted out of the log-probabilities, with the right document as well."""
     lines = _archived("eval", "f0503c7700b1f81f", "answers.jsonl").splitlines()
