@@ -174,6 +174,19 @@ def test_the_scores_of_the_base_are_those_of_its_kept_answers() -> None:
             assert rate == pytest.approx(OF_SCORES["base", score, k]["accuracy"], abs=1e-6)
 
 
+def test_log_probs_are_as_near_to_the_harness_as_the_figures_say() -> None:
+    """On random weights and on the real model, whose difference is the larger."""
+    page = (ROOT / "docs/figures.md").read_text("utf-8")
+    found = re.search(r"difference of a log-probability; same choice \| ([\d.e-]+);", page)
+    of_real_model = re.search(r"log-probabilities within (\d[\d.e-]+\d)", page)
+    assert found is not None
+    assert of_real_model is not None
+    readme = (ROOT / "README.md").read_text("utf-8")
+    said = f"to {float(found[1]):.0e}".replace("e-0", "e-")
+    assert f"{said} (real model {of_real_model[1]})" in readme
+    assert f"within {of_real_model[1]}" in (ROOT / "docs/faq.md").read_text("utf-8")
+
+
 def test_the_verdicts_on_real_articles_are_its_reports() -> None:
     claims = json.loads((RESULTS / "paper-laptop.json").read_text("utf-8"))["claims"]
     page = (ROOT / "docs/findings.md").read_text("utf-8")
