@@ -247,6 +247,24 @@ def test_the_number_of_kept_reports_is_that_of_the_sections_with_one() -> None:
     assert said[1] == numbers[len(kept) - 1]
 
 
+def test_the_choices_alone_that_are_taken_off_in_the_sandbox_are_its_report_s() -> None:
+    """Accuracies of 97% that differ by nothing are 4 points apart beyond them."""
+    page = (ROOT / "docs/findings.md").read_text("utf-8")
+    sentence = page.partition("without a passage in")[2].partition("\n\n")[0]
+    said = dict(re.findall(r"\b(base|ft-reg|ft-par) (\d+\.\d)%", sentence))
+    results = json.loads((RESULTS / "sandbox.json").read_text("utf-8"))["results"]
+    for arm, number in said.items():
+        found = next(
+            item["accuracy"]
+            for item in results
+            if (item["arm"], item["question_set"]) == (arm, "new")
+            and item["format"] == "texts-no-question"
+            and "subject" not in item
+        )
+        assert abs(float(number) - 100 * found) <= 0.051
+    assert set(said) == {"base", "ft-reg", "ft-par"}
+
+
 def test_a_figure_that_no_report_has_is_found() -> None:
     """Rows are read by arm and by set, text by differences with their intervals and p, p, and percentages."""
     kept = Kept.of({
