@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import published
 from reported import Kept, study_of, unreported
@@ -467,3 +468,27 @@ def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
     ]
     of_methods, of_findings = (set(re.findall(r"[+-]\d+\.\d|p = 0\.\d+", page)) for page in pages)
     assert of_methods <= of_findings
+
+
+def test_the_hours_of_the_company_s_studies_are_those_of_their_recipes() -> None:
+    page = (ROOT / "docs/studies.md").read_text("utf-8")
+    said = re.search(r"`real.yaml`, `real-paraphrases.yaml` .* (\d+) and (\d+) hours", page)
+    assert said is not None
+    for name, hours in zip(("real", "real-paraphrases"), said.groups(), strict=True):
+        recipe = (ROOT / f"recipes/studies/{name}.yaml").read_text("utf-8")
+        assert f"after some {hours} hours" in recipe
+
+
+def test_the_arms_of_the_frontier_that_read_twice_as_much_are_counted() -> None:
+    study = yaml.safe_load((ROOT / "recipes/studies/frontier.yaml").read_text("utf-8"))["study"]
+    n_twice = 0
+    for name, arm in study["arms"].items():
+        overrides = arm.get("overrides", {})
+        n_steps = overrides.get("trainer.max_steps", 220)
+        n_rows = overrides.get("trainer.per_device_train_batch_size", 4)
+        # Those that are matched by seconds are no comparison at equal tokens.
+        n_twice += n_steps * n_rows == 2 * 220 * 4 and "seconds" not in name
+    assert n_twice == 4
+    for name in ("studies", "methods"):
+        page = (ROOT / f"docs/{name}.md").read_text("utf-8")
+        assert "every method at the same training tokens, four at twice" in page
