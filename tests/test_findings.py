@@ -492,3 +492,24 @@ def test_the_arms_of_the_frontier_that_read_twice_as_much_are_counted() -> None:
     for name in ("studies", "methods"):
         page = (ROOT / f"docs/{name}.md").read_text("utf-8")
         assert "every method at the same training tokens, four at twice" in page
+
+
+def test_no_recipe_points_at_a_result_that_the_findings_withdraw() -> None:
+    page = (ROOT / "docs/findings.md").read_text("utf-8")
+    withdrawn = page.partition("learning is withdrawn**")[2].partition(" found:")[0]
+    names = re.findall(r"`([\w-]+\.yaml)`", withdrawn)
+    assert "recall.yaml" in names
+    for name in names:
+        recipe = (ROOT / "recipes/studies" / name).read_text("utf-8")
+        assert "findings.md has" not in recipe, name
+
+
+def test_what_the_demo_s_control_is_to_answer_is_readme_s() -> None:
+    recipe = (ROOT / "recipes/sandbox/repeat.yaml").read_text("utf-8")
+    said = re.search(r"(\d+)% of the new facts \(recipes/cpt.yaml: (\d+)%\)", recipe)
+    assert said is not None
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for number, row in zip(said.groups(), ("originals repeated", r"\*\*paraphrases"), strict=True):
+        found = re.search(rf"^\| {row}.*?\| \**(0\.\d+)", readme, re.MULTILINE)
+        assert found is not None
+        assert float(number) / 100 == pytest.approx(float(found[1]), abs=0.0051)
