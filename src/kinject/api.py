@@ -435,6 +435,7 @@ def _check_one(file: Path) -> None:
     from kinject.eval.plan import check_section
     from kinject.recipe import read_recipe
     from kinject.study.arms import check_names, check_shared_recipes, expand_arms
+    from kinject.study.planner import check_corpora
 
     recipe = read_recipe(file)
     check_sections(recipe)
@@ -449,4 +450,6 @@ def _check_one(file: Path) -> None:
     if recipe.study is not None:
         study = read_recipe(file, verb="study", check_inputs=False)
         check_names(study, check_inputs=False)
-        check_shared_recipes(study, expand_arms(study.study))
+        expanded = expand_arms(study.study)
+        check_shared_recipes(study, expanded)
+        check_corpora(study, expanded.arms)

@@ -17,6 +17,7 @@ from kinject.study.arms import (
     nest_overrides,
     override_arguments,
 )
+from kinject.study.planner import check_corpora
 from kinject.study.run import render_plan
 from kinject.types import ArmName
 
@@ -37,6 +38,18 @@ def faults(path: Path) -> list[str]:
 
 def test_the_base_is_always_an_arm_and_stands_first(tmp_path, tiny_model):
     assert list(arms(write_study(tmp_path, tiny_model))) == ["base", "ft"]
+
+
+def test_an_arm_whose_texts_no_training_reads_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    overrides = {"augment.styles": {"tagged": 1, "knowledge_instruct": 2}}
+    path = write_study(tmp_path, tiny_model, arms={"taught": {"overrides": overrides}})
+    recipe = read_recipe(path, (), "study")
+    with pytest.raises(RecipeError, match="'taught': knowledge_instruct writes prompts"):
+        check_corpora(recipe, expand_arms(recipe.study).arms)
+    overrides |= {"augment.one_corpus": True}
+    path = write_study(tmp_path, tiny_model, arms={"taught": {"overrides": overrides}})
+    recipe = read_recipe(path, (), "study")
+    check_corpora(recipe, expand_arms(recipe.study).arms)
 
 
 def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_path, tiny_model):

@@ -89,9 +89,7 @@ class CorpusWriter:
         if any(style.rows == "quoted" for style in styles):
             shown = chain.from_iterable(passages for _, passages in documents)
             self._raft = _RaftRows(shown, section.raft or RaftSection(), self._plan.seed)
-        makes_sft = any(
-            style.makes_instructions or (section.messages and style.writes_chat) for style in styles
-        )
+        makes_sft = any(style.makes_rows_apart(messages=section.messages) for style in styles)
         names = [CORPUS, COVERAGE, FAILURES]
         if makes_sft and not section.one_corpus:
             names.append(SFT)

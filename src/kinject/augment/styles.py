@@ -37,6 +37,7 @@ from kinject.augment.prompts import (
 )
 from kinject.disk import content_id
 from kinject.errors import InputError, Problem, RecipeError, one_line
+from kinject.recipe import AugmentSection
 from kinject.recipe.check import Checker as FieldChecker
 from kinject.recipe.check import suggestion
 from kinject.recipe.sections import option
@@ -236,6 +237,10 @@ class Style:
     def writes_chat(self) -> bool:
         """Whether its rows can be conversations."""
         return self.makes_instructions or self.chat != "none"
+
+    def makes_rows_apart(self, *, messages: bool) -> bool:
+        """Whether its rows are no texts, but prompts or, with `messages`, conversations."""
+        return self.makes_instructions or (messages and self.writes_chat)
 
     def schedule(self, items: Sequence[Item], seed: str) -> Iterator[Item]:
         """Yield the items of each prompt, in order: all subsets of the sizes in `combine`.
@@ -540,3 +545,13 @@ def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
     if problems:
         raise RecipeError(problems)
     return _Styles(custom)
+
+
+def styles_apart(section: AugmentSection) -> list[str]:
+    """Return the names of the chosen styles whose rows are not in corpus.jsonl but in sft.jsonl."""
+    if section.one_corpus:
+        return []
+    known = read_styles(section.style_files)
+    # Another check reports a name that is not known.
+    chosen = [known[name] for name, wanted in section.styles.items() if wanted and name in known]
+    return [style.name for style in chosen if style.makes_rows_apart(messages=section.messages)]

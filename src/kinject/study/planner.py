@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+from kinject.augment.styles import styles_apart
 from kinject.corpus.spans import Json
 from kinject.disk import content_id, file_hash, folder_hash
-from kinject.errors import KinjectError
+from kinject.errors import KinjectError, Problem
 from kinject.gguf_files import PACKAGE, gguf_file, model_folder
 from kinject.heap.parse import find_files
 from kinject.hub_data import find_data_set
 from kinject.models import model_hash
-from kinject.recipe import read_values
+from kinject.recipe import StudyRecipe, read_recipe, read_values
 from kinject.recipe.sections import QuestionSetSection, StudySection
 from kinject.sandbox import BASE_CORPUS
 from kinject.study.arms import (
@@ -76,6 +77,27 @@ class _Match:
     stages: tuple[Stage, ...] = ()
     trainings: tuple[Stage, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_corpora(recipe: StudyRecipe, arms: Iterable[Arm]) -> None:
+    """Raise `RecipeError` for arms with a style whose rows no stage trains on: they would be paid
+    for, and the arm would read the originals alone."""
+    problems = []
+    for arm in arms:
+        if not arm.trained or arm.corpus != "augmented":
+            continue
+        overrides = override_arguments(arm.augment_overrides)
+        section = read_recipe(Path(recipe.study.augment or ""), overrides).augment
+        if section is None:
+            continue
+        names = styles_apart(section)
+        if names:
+            message = (
+                f"{arm.name!r}: {', '.join(names)} writes prompts or conversations into sft.jsonl, "
+                "and a study trains on corpus.jsonl. Set augment.one_corpus: true, or take it out."
+            )
+            problems.append(Problem("study.arms", message))
+    recipe.raise_any(problems)
 
 
 class Planner:

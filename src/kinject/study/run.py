@@ -59,7 +59,7 @@ from kinject.study.claims import (
     sweeps_of,
 )
 from kinject.study.outlook import render_outlook
-from kinject.study.planner import ArmRun
+from kinject.study.planner import ArmRun, check_corpora
 from kinject.study.records import AskSetting, Records, changed_answers, find_twins
 from kinject.study.scheduler import (
     SplitQuestions,
@@ -89,6 +89,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         study = open_study(recipe)
         check_inputs(recipe)
         check_shared_recipes(recipe, study.expanded)
+        check_corpora(recipe, study.expanded.arms)
         # Before it trains, while the recipe can still ask about more documents.
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
@@ -582,6 +583,7 @@ def render_plan(recipe: StudyRecipe, gpu: str | None = None, jobs: JobOptions | 
     """
     study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)
+    check_corpora(recipe, study.expanded.arms)
     setup = list(chain.from_iterable(study.planner.setup_stages()))
     # Without an executor nothing runs: it reads what is done.
     study.run_stages(setup, "")
