@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from kinject.disk import write_sha256sums
 from kinject.errors import InputError, KinjectError
-from kinject.models import base_of_adapter, check_model
+from kinject.models import base_of_adapter, check_model, load_config, load_tokenizer
 
 
 def _config(**values: object) -> Callable[[Path], None]:
@@ -182,3 +182,16 @@ def test_adapters_on_one_another_are_no_chain_without_end(tmp_path: Path) -> Non
             base_of_adapter(tmp_path / name / "adapter_config.json")
     found = base_of_adapter(tmp_path / "end" / "adapter_config.json")
     assert found == str(tmp_path / "nothing-here")
+
+
+def test_of_the_folder_of_a_run_the_message_names_its_model(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(InputError, match=f"^{run}: no config.json.*save_pretrained wrote; make"):
+        check_model(run)
+    (run / "model").symlink_to(tiny_model)
+    for read in (check_model, load_config, load_tokenizer):
+        with pytest.raises(InputError, match=f"folder of a run, whose model is {run}/model: give"):
+            read(str(run))

@@ -196,6 +196,21 @@ def _named_files(folder: Path) -> Iterator[str]:
         )
 
 
+def check_config(folder: Path) -> None:
+    """Raise `InputError` if a folder has no config.json."""
+    if not (folder / CONFIG).exists():
+        fix = run_fix(folder) or _FIX
+        raise InputError(f"{folder}: no {CONFIG} in this folder, so it is no model. {fix}")
+
+
+def run_fix(folder: Path) -> str:
+    """Return what to give instead of the folder of a training run; "" for another folder."""
+    model = folder / "model"
+    if not any((model / name).exists() for name in (CONFIG, ADAPTER_CONFIG)):
+        return ""
+    return f"It is the folder of a run, whose model is {model}: give that."
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of the weights, as transformers chooses them: one file, else those that the
     index names.

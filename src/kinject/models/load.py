@@ -25,6 +25,7 @@ from kinject.models.folder import (
     Header,
     base_of_adapter,
     check_buffers,
+    check_config,
     check_cost,
     check_files,
     check_finite_in,
@@ -36,6 +37,7 @@ from kinject.models.folder import (
     read_headers,
     read_object,
     revision_of_base,
+    run_fix,
     saved_tensors,
     weight_files,
 )
@@ -89,10 +91,7 @@ def check_model(path: str | Path) -> None:
         read_header(_adapter_weights(folder))
         check_model(base_of_adapter(folder / ADAPTER_CONFIG))
         return
-    if not (folder / CONFIG).exists():
-        raise InputError(
-            f"{folder}: no {CONFIG} in this folder, so it is no model. {_fix(str(folder), 'model')}"
-        )
+    check_config(folder)
     # Before the check: of a file that changes meanwhile, this is not the later state.
     states = file_states(folder)
     if _sound.get(folder) != states:
@@ -616,5 +615,6 @@ def _reason(error: Exception) -> str:
 
 def _fix(path: str, kind: str) -> str:
     if path_exists(Path(path)):
-        return f"It must be a folder that save_pretrained wrote; make the {kind} again."
+        written = f"It must be a folder that save_pretrained wrote; make the {kind} again."
+        return run_fix(Path(path)) or written
     return f"Give a folder, or the name of a {kind} on the hub that this machine can reach."
