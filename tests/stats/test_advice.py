@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import nct
 from scipy.stats import t as student
 
 from kinject.results import MARGIN, ArmInfo, ArmResult, Contrast
@@ -130,7 +132,8 @@ def test_so_many_more_would_be_shown_in_four_of_five_tries(delta: float, family:
     # By hand: the error falls with the root of the documents; a difference within the margin
     # need not be told apart.
     error = half / student.ppf(0.975, n - 1)
-    shown = error * (student.ppf(1 - 0.025 / family, n - 1) + student.ppf(0.8, n - 1))
+    limit = student.ppf(1 - 0.025 / family, n - 1)
+    shown = error * brentq(lambda errors: nct.sf(limit, n - 1, errors) - 0.8, 0.1, 20.0)
     wanted = n * (shown / max(abs(delta), MARGIN)) ** 2
     assert n_documents == math.ceil(wanted)
     assert advice.n_more == 3 * advice.n_more_documents  # three questions on each, as now
