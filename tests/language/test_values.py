@@ -26,6 +26,11 @@ from kinject.language.values import read_values
         ),
         ("en", "from 1933–35, at 8:30 and 2031-04-07", {"1933", "1935", "8:30", "2031", "7"}),
         (
+            "en",
+            "part 5312-04, pages 2811-2813 and 1914-18",
+            {"5312", "4", "2811", "2813", "1914", "1918"},
+        ),
+        (
             "de",
             "4.500 Euro, dreiundzwanzig Kühe, 3 Mio. Euro, 2,5 Tonnen",
             {"4500", "23", "3000000", "2.5"},

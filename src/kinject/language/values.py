@@ -282,7 +282,7 @@ def read_values(text: str, code: str = "en") -> Values:
         _read_unspaced(_YEAR_AND_MONTH.sub(r"\1年\2月", text.lower()), grammar, values)
         return values
     if is_composed:
-        text = _take_dates(_RANGE_END.sub(r"\1\2–\1\3", text), code, values)
+        text = _take_dates(_RANGE_END.sub(_whole_range, text), code, values)
     lower = text.lower()
     words = set(_WORD.findall(lower))
     ends = _add_digits(lower, grammar, values)
@@ -292,6 +292,13 @@ def read_values(text: str, code: str = "en") -> Values:
     for word in grammar.language.implied.keys() & words:
         values.implied |= grammar.language.implied[word]
     return values
+
+
+def _whole_range(found: re.Match[str]) -> str:
+    start, end = found[1] + found[2], found[1] + found[3]
+    if end <= start:  # an order number: 4711-08 names no 4708
+        return found[0]
+    return f"{start}–{end}"
 
 
 def _with_colon(clock: re.Match[str]) -> str:
