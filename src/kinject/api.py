@@ -434,8 +434,8 @@ def _check_one(file: Path) -> None:
     from kinject.augment.plan import check_sections
     from kinject.eval.plan import check_section
     from kinject.recipe import read_recipe
-    from kinject.study.arms import check_names, check_shared_recipes, expand_arms
-    from kinject.study.planner import check_corpora
+    from kinject.study.arms import check_names, expand_arms
+    from kinject.study.planner import check_recipes
 
     recipe = read_recipe(file)
     check_sections(recipe)
@@ -450,6 +450,4 @@ def _check_one(file: Path) -> None:
     if recipe.study is not None:
         study = read_recipe(file, verb="study", check_inputs=False)
         check_names(study, check_inputs=False)
-        expanded = expand_arms(study.study)
-        check_shared_recipes(study, expanded)
-        check_corpora(study, expanded.arms)
+        check_recipes(study, expand_arms(study.study))

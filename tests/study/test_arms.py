@@ -17,7 +17,7 @@ from kinject.study.arms import (
     nest_overrides,
     override_arguments,
 )
-from kinject.study.planner import check_corpora
+from kinject.study.planner import check_recipes
 from kinject.study.run import render_plan
 from kinject.types import ArmName
 
@@ -45,11 +45,11 @@ def test_an_arm_whose_texts_no_training_reads_is_refused(tmp_path: Path, tiny_mo
     path = write_study(tmp_path, tiny_model, arms={"taught": {"overrides": overrides}})
     recipe = read_recipe(path, (), "study")
     with pytest.raises(RecipeError, match="'taught': knowledge_instruct writes prompts"):
-        check_corpora(recipe, expand_arms(recipe.study).arms)
+        check_recipes(recipe, expand_arms(recipe.study))
     overrides |= {"augment.one_corpus": True}
     path = write_study(tmp_path, tiny_model, arms={"taught": {"overrides": overrides}})
     recipe = read_recipe(path, (), "study")
-    check_corpora(recipe, expand_arms(recipe.study).arms)
+    check_recipes(recipe, expand_arms(recipe.study))
 
 
 def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_path, tiny_model):

@@ -105,7 +105,7 @@ class AugmentResult(WritingResult):
 
     @property
     def n_missing(self) -> int:
-        """How many of the requested variants there are not, the answers NONE included."""
+        """How many requested variants were refused or failed; an answer NONE is neither."""
         n_nothing = sum(count.nothing for count in self.styles.values())
         return self.asked - self.got - n_nothing
 

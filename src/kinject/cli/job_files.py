@@ -62,13 +62,11 @@ def print_job(arguments: argparse.Namespace, verb: Verb, *flags: str) -> Outcome
 
 def _check_study(study: StudyRecipe) -> None:
     """Raise `RecipeError` for the faults of a study's names and of its shared recipes."""
-    from kinject.study.arms import check_names, check_shared_recipes, expand_arms
-    from kinject.study.planner import check_corpora
+    from kinject.study.arms import check_names, expand_arms
+    from kinject.study.planner import check_recipes
 
     check_names(study, check_inputs=False)
-    expanded = expand_arms(study.study)
-    check_shared_recipes(study, expanded)
-    check_corpora(study, expanded.arms)
+    check_recipes(study, expand_arms(study.study))
 
 
 def render_job(kind: str, words: list[str]) -> str:

@@ -28,8 +28,10 @@ from kinject.recipe.sections import QuestionSetSection, StudySection
 from kinject.sandbox import BASE_CORPUS
 from kinject.study.arms import (
     Arm,
+    StudyArms,
     base_arm,
     base_models,
+    check_shared_recipes,
     drop_output_folders,
     eval_overrides,
     override_arguments,
@@ -79,7 +81,14 @@ class _Match:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_corpora(recipe: StudyRecipe, arms: Iterable[Arm]) -> None:
+def check_recipes(recipe: StudyRecipe, expanded: StudyArms) -> None:
+    """Raise `RecipeError` for faults of the recipes that the arms share, and of what an arm
+    reads."""
+    check_shared_recipes(recipe, expanded)
+    _check_corpora(recipe, expanded.arms)
+
+
+def _check_corpora(recipe: StudyRecipe, arms: Iterable[Arm]) -> None:
     """Raise `RecipeError` for arms with a style whose rows no stage trains on: they would be paid
     for, and the arm would read the originals alone."""
     problems = []

@@ -45,7 +45,6 @@ from kinject.study.arms import (
     arm_infos,
     base_models,
     check_inputs,
-    check_shared_recipes,
     expand_arms,
     make_sweeps,
     n_trainings,
@@ -59,7 +58,7 @@ from kinject.study.claims import (
     sweeps_of,
 )
 from kinject.study.outlook import render_outlook
-from kinject.study.planner import ArmRun, check_corpora
+from kinject.study.planner import ArmRun, check_recipes
 from kinject.study.records import AskSetting, Records, changed_answers, find_twins
 from kinject.study.scheduler import (
     SplitQuestions,
@@ -88,8 +87,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
     with lock_dir(recipe.run_dir, stage="study"):
         study = open_study(recipe)
         check_inputs(recipe)
-        check_shared_recipes(recipe, study.expanded)
-        check_corpora(recipe, study.expanded.arms)
+        check_recipes(recipe, study.expanded)
         # Before it trains, while the recipe can still ask about more documents.
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
@@ -582,8 +580,7 @@ def render_plan(recipe: StudyRecipe, gpu: str | None = None, jobs: JobOptions | 
     recipes, and `InputError` for an unknown card.
     """
     study = open_study(recipe)
-    check_shared_recipes(recipe, study.expanded)
-    check_corpora(recipe, study.expanded.arms)
+    check_recipes(recipe, study.expanded)
     setup = list(chain.from_iterable(study.planner.setup_stages()))
     # Without an executor nothing runs: it reads what is done.
     study.run_stages(setup, "")
