@@ -87,8 +87,12 @@ def try_(
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import own_files, try_documents
+    from kinject.heap.parse import check_sources
     from kinject.recipe.own import hold_recipes
 
+    if Path(documents).is_dir():
+        # Before the folder of the run is made: of an empty one nothing stays.
+        check_sources([Path(documents)])
     with hold_recipes(Path(documents)) as own:
         own.choose(endpoint=endpoint, model=model, gpu=gpu, memory=memory)
         learner = None

@@ -277,6 +277,16 @@ def test_a_second_folder_of_one_name_does_not_replace_the_documents_of_the_first
     assert main(["try", "west/notes"]) == 0
 
 
+def test_of_an_empty_folder_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "minutes" / "2031").mkdir(parents=True)
+    assert main(["try", "minutes"]) == 2
+    assert "minutes: no document there can be read: it is an empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["minutes"]
+
+
 def test_the_command_for_a_folder_that_begins_with_a_dash_names_no_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
