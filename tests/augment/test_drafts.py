@@ -6,20 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kinject.augment.drafts import (
-    REASONS,
-    Candidate,
-    Draft,
-    Outcome,
-    QuestionSelector,
-    find_fault,
-    outcome_row,
-    parse_letter,
-    parse_specificity,
-    propose_messages,
-    read_drafts,
-)
+from kinject.augment.drafts import REASONS, Candidate, Draft, find_fault, read_drafts
 from kinject.augment.prompts import Source
+from kinject.augment.question_outcomes import Outcome, QuestionSelector, outcome_row
+from kinject.augment.question_prompts import parse_letter, parse_specificity, propose_messages
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.recipe import GeneratorSection, QuestionsSection
 from kinject.sandbox.grammar import render_entry

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.drafts import closed_book_messages, propose_messages, verify_messages
 from kinject.augment.prompts import Source, judge_messages
+from kinject.augment.question_prompts import closed_book_messages, propose_messages, verify_messages
 from kinject.augment.styles import STYLES
 from kinject.llm.judges import grading_request
 from kinject.types import Message

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.drafts import is_validation
+from kinject.augment.question_outcomes import is_validation
 from kinject.augment.questions import make_questions, render_questions
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main

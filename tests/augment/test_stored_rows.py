@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kinject.augment.drafts import OUTCOME_FIELDS, Candidate, Draft, Outcome, outcome_row
+from kinject.augment.drafts import Candidate, Draft
+from kinject.augment.question_outcomes import OUTCOME_FIELDS, Outcome, outcome_row
 from kinject.augment.store import Store, read_decisions
 from kinject.augment.stored_rows import IndexedRows
 from kinject.disk import write_jsonl

@@ -13,26 +13,19 @@ from typing import Any
 
 from kinject.augment import sandbox
 from kinject.augment.checks.checker import check_completion
-from kinject.augment.drafts import (
-    LETTERS,
-    OUTCOME_FIELDS,
-    REASONS,
-    Candidate,
-    Draft,
-    Outcome,
-    QuestionSelector,
-    closed_book_messages,
-    find_fault,
-    outcome_row,
-    parse_letter,
-    parse_specificity,
-    propose_messages,
-    read_drafts,
-    verify_messages,
-)
+from kinject.augment.drafts import REASONS, Candidate, Draft, find_fault, read_drafts
 from kinject.augment.passage_file import PassageFile, passages_of
 from kinject.augment.plan import check_sections
 from kinject.augment.prompts import Source, source_of
+from kinject.augment.question_outcomes import OUTCOME_FIELDS, Outcome, QuestionSelector, outcome_row
+from kinject.augment.question_prompts import (
+    LETTERS,
+    closed_book_messages,
+    parse_letter,
+    parse_specificity,
+    propose_messages,
+    verify_messages,
+)
 from kinject.augment.store import (
     WritingResult,
     common_fields,

@@ -13,8 +13,8 @@ from socket import socket
 from typing import Any
 
 from kinject.augment.answers import pairs_of
-from kinject.augment.drafts import is_question_prompt
 from kinject.augment.prompts import first_words, passage_of, rewriting_of, shared_texts
+from kinject.augment.question_prompts import is_question_prompt
 from kinject.augment.styles import STYLES
 from kinject.errors import DiskError, InputError
 from kinject.language.sentences import sentences

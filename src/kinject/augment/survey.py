@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kinject.augment.checks.checker import normal_form
-from kinject.augment.drafts import Candidate, Draft, find_fault, question_row
+from kinject.augment.drafts import Candidate, Draft, find_fault
 from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview, render_preview
+from kinject.augment.question_outcomes import question_row
 from kinject.corpus.choices import with_shared_choices
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import (
