@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.corpus.checks import check_names
-from kinject.corpus.grading import GoldIndex, normalize_answer, plain_text
+from kinject.corpus.gold_answers import GoldIndex
+from kinject.corpus.grading import normalize_answer, plain_text
 from kinject.corpus.rows import LineFaults
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.documents.rows import csv_rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
-from kinject.corpus.grading import GoldIndex
+from kinject.corpus.gold_answers import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
 from kinject.errors import InputError, Problem
 from kinject.eval.prompts import Generation, PromptRequest, pick_shots, rotate_options
