@@ -33,7 +33,7 @@ from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
 from kinject.train.config import _trainer_config, make_configs
-from kinject.train.load import load_training_model
+from kinject.train.load import load_training_model, take_over_sharding
 from kinject.train.methods import method_of
 from kinject.train.setup import make_trainer
 from small import quick
@@ -105,6 +105,19 @@ def test_accelerate_reads_each_configuration_and_its_command(
             environment[f"PARALLELISM_CONFIG_DP_{kind}_SIZE"] for kind in ("REPLICATE", "SHARD")
         ]
         assert sizes == ["2", "8"]
+
+
+def test_checkpointing_that_a_launcher_asks_for_reaches_the_trainer(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' Trainer reads the one name of it, TRL's the other."""
+    config, _ = make_configs(make_recipe(trainer={"gradient_checkpointing": False}))
+    assert not config.activation_checkpointing
+    for name in ("ACCELERATE_USE_FSDP", "FSDP_ACTIVATION_CHECKPOINTING"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert take_over_sharding(config, "none") == Sharding(4, 1, 1, False)
+    assert (config.activation_checkpointing, config.gradient_checkpointing) == (True, True)
 
 
 def _planned_command(recipe: Path, capsys: pytest.CaptureFixture[str]) -> str:

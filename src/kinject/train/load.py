@@ -134,9 +134,11 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=config.bf16)
     if sharding is not None and quantization == "none":
         checkpoints = is_yes("FSDP_ACTIVATION_CHECKPOINTING") and is_fsdp_launch()
-        config.gradient_checkpointing |= checkpoints or bool(
-            config.fsdp and config.fsdp_config.get("activation_checkpointing")
-        )
+        if config.fsdp and config.fsdp_config.get("activation_checkpointing"):
+            checkpoints = True
+        if checkpoints:
+            # transformers' Trainer reads the one name, TRL's the other.
+            config.activation_checkpointing = config.gradient_checkpointing = True
         # accelerate would shard the model a second time.
         config.fsdp, config.fsdp_plugin_args = None, None
         return sharding
