@@ -174,6 +174,19 @@ def test_every_successor_is_a_field_of_sftconfig() -> None:
     assert set(RENAMED_OPTIMIZERS.values()) <= today
 
 
+def test_checkpointing_is_read_by_one_name_whichever_a_recipe_has(write: Write) -> None:
+    """transformers' own name would count beside TRL's, which kinject plan reads."""
+    line = (
+        "activation_checkpointing: false\n  activation_checkpointing_kwargs: {use_reentrant: true}"
+    )
+    assert _trainer(write, line)[0] == {
+        "gradient_checkpointing": False,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    }
+    with pytest.raises(RecipeError, match=r"is the same as gradient_checkpointing\. Keep one"):
+        _trainer(write, "gradient_checkpointing: true\n  activation_checkpointing: false")
+
+
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_a_refused_name_says_why(write: Write, key: str) -> None:
     with pytest.raises(RecipeError) as caught:

@@ -105,6 +105,12 @@ RENAMED = {
 """Older names of TRL's and transformers' fields -> today's; "" for one without an effect."""
 RENAMED_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 """Older values of `trainer.optim` -> today's: the same arithmetic in torch."""
+NAMES_OF_TRL = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""transformers' names of fields that TRL's SFTConfig has under another one -> TRL's, which kinject
+reads."""
 RECALL_FIELDS = (
     "num_generations",
     "max_completion_length",
@@ -186,6 +192,8 @@ def rename_old_fields(
         name = RENAMED.get(key, key)
         if name != key:
             notes.append(f"trainer.{key} {renamed(key)}.")
+        # Of two names transformers would obey its own, while the plan of a run reads TRL's.
+        name = NAMES_OF_TRL.get(name, name)
         # The switch has become one of the values of train_sampling_strategy.
         if key == "group_by_length":
             value = "group_by_length" if value else "random"
