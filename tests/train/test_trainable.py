@@ -335,6 +335,16 @@ def test_what_the_libraries_would_refuse_is_one_line_before_a_model_loads(
     ), lines
 
 
+def test_keys_of_checkpointing_that_are_transformers_own_are_no_fault(
+    make_recipe: MakeRecipe,
+) -> None:
+    """torch's checkpoint knows none of them: transformers takes them out before it calls that."""
+    own = {"every_n_layers": 3, "offload": True, "preserve_rng_state": False}
+    trainer = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": own}
+    config, _ = check_training(make_recipe(trainer=trainer))
+    assert config.activation_checkpointing_kwargs == own
+
+
 def test_a_model_that_reads_later_tokens_does_not_train(
     make_recipe: MakeRecipe, tmp_path: Path, tiny_tokenizer: Any
 ) -> None:

@@ -244,7 +244,9 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
     )
     if config.gradient_checkpointing:
         arguments = {"use_reentrant": False, **(config.gradient_checkpointing_kwargs or {})}
-        arguments.pop("selective", None)  # TRL's own
+        # TRL's own, and two of transformers; the others are torch's.
+        for name in ("selective", "every_n_layers", "offload"):
+            arguments.pop(name, None)
         torch.utils.checkpoint.checkpoint(
             torch.square, torch.ones(1, requires_grad=True), **arguments
         )
