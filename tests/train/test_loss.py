@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
-from kinject.models import load_model
+from kinject.models import load_model, new_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import checkpoints, train
@@ -230,6 +230,41 @@ def test_accumulated_batches_count_by_their_tokens_whatever_the_models_own_loss_
     train(recipe)
     log = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
     assert log[0]["loss"] == pytest.approx(right, rel=1e-6)
+
+
+DECODER = {
+    "model_type": "modernbert-decoder", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "local_attention": 32, "initializer_range": 0.3,
+    "cls_token_id": 0, "sep_token_id": 0,
+}  # fmt: skip
+
+
+def test_a_model_that_trls_head_does_not_fit_is_trained_on_its_own_logits(
+    make_recipe: MakeRecipe,
+    uneven: Path,
+    tiny_tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU. ModernBERT's decoder has a layer behind the states that TRL's head takes."""
+    monkeypatch.setattr(
+        KnowledgeTrainer, "computes_training_loss", lambda self: not self.fused_head_fits
+    )
+    new_model(DECODER, tiny_tokenizer, 4).save_pretrained(tmp_path / "decoder")
+    tiny_tokenizer.save_pretrained(tmp_path / "decoder")
+    recipe = make_recipe(
+        model={"path": str(tmp_path / "decoder")},
+        corpus={"path": str(uneven)},
+        trainer={"packing": False},
+    )
+    trainer = make_trainer(recipe)
+    batch = next(iter(trainer.get_train_dataloader()))
+    loss = trainer.compute_loss(trainer.model.train(), dict(batch))
+    with torch.no_grad():
+        logits = trainer.model.eval()(input_ids=batch["input_ids"], use_cache=False).logits
+    right = F.cross_entropy(logits[:, :-1].double().flatten(0, 1), batch["labels"][:, 1:].flatten())
+    assert float(loss.detach()) == pytest.approx(float(right), rel=1e-5)
+    assert sum("TRL's head" in note for note in trainer.notes) == 1
 
 
 def test_the_loss_of_a_run_is_the_mean_over_processes(

@@ -57,6 +57,8 @@ _FREE = ("lora_A", "lora_embedding_A")
 """Weights of an adapter that change nothing alone: they are multiplied by others, which begin at 0.
 """
 _ISOLATION_TOLERANCE = 1e-3
+_TRIED = 64
+"""Tokens of the row on which TRL's head is compared with the model's."""
 
 
 UNSTABLE = (
@@ -515,3 +517,19 @@ def check_isolation(model: PreTrainedModel, row: dict[str, list[int]]) -> None:
             f"{difference:.2g}). Set trainer.packing: false, or packing_strategy: wrapped to "
             "accept it."
         )
+
+
+def fused_head_error(model: PreTrainedModel, row: dict[str, list[int]]) -> float:
+    """Return by how much the log-probs of TRL's head, which holds no logits, differ from those of
+    the model on the beginning of `row`: on average, as a part of them, or in nats below 1."""
+    ids = torch.tensor([row["input_ids"][:_TRIED]], device=model.device)
+    positions = torch.tensor([row["position_ids"][:_TRIED]], device=model.device)
+    logits = models.steady_logits(model, input_ids=ids, position_ids=positions)[:, :-1]
+    wanted = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[:, :, 0]
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        output = model(input_ids=ids, position_ids=positions, labels=ids, fused_lm_head=True)
+    model.train(was_training)
+    # Not of the largest: rounding to bfloat16 is most of the log-prob of a token known by heart.
+    return float((output.log_probs - wanted).abs().mean() / wanted.abs().mean().clamp(min=1.0))

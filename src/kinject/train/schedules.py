@@ -144,6 +144,15 @@ def _cosines(warmup: int, n_steps: int, n_cycles: int, floor: float) -> Callable
     return factor
 
 
+def leave_warmup_to_schedule(optimizer: torch.optim.Optimizer) -> None:
+    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up
+    to the schedule."""
+    settings = getattr(optimizer, "defaults", {})  # DeepSpeed's placeholder has none
+    if {"train_mode", "warmup_steps"} <= settings.keys():
+        for group in optimizer.param_groups:
+            group["warmup_steps"] = 0
+
+
 def schedule_of(args: TrainingArguments, model: PreTrainedModel, steps_per_epoch: int) -> Schedule:
     """Return the schedule that SFTConfig `args` name, for `model` and epochs of `steps_per_epoch`
     updates."""

@@ -52,7 +52,13 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.decomposed import initial_state
-from kinject.train.guards import Guard, check_isolation, check_start, react
+from kinject.train.guards import (
+    Guard,
+    check_isolation,
+    check_start,
+    fused_head_error,
+    react,
+)
 from kinject.train.load import (
     NOT_RUNNING,
     begin_cartridge,
@@ -94,6 +100,8 @@ if TYPE_CHECKING:
 
 
 _ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
+_HEAD_TOLERANCE = 0.03
+"""Of log-probs: above the rounding of bfloat16, below what another head differs by."""
 _NAMED = 8
 """Names of parameters, their layers joined, in the note on what trains."""
 _REGISTER = " None is registered: import a module that adds it to OBJECTIVES or UPDATE_RULES first."
@@ -332,6 +340,7 @@ class _Setup:
                 trainer = method.make_trainer(parts, options)
             if isinstance(trainer, KnowledgeTrainer):
                 _check_router_loss(trainer, recipe)
+                _check_fused_head(trainer)
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks
             reason = " ".join(str(error).split())[:300]
             raise fault("trainer", f"TRL refuses it: {reason}") from error
@@ -516,6 +525,36 @@ def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
         "trainer.router_aux_loss_coef: 0."
     )
     raise fault(key, message)
+
+
+def _check_fused_head(trainer: KnowledgeTrainer) -> None:
+    """Let `trainer` compute the loss itself for a model whose logits TRL's head does not give.
+    Raises `RecipeError` for a loss that only TRL computes.
+
+    TRL 1.16 multiplies the states of the last layer by the head's weight. Between the two
+    ModernBERT's decoder has one layer more, and RecurrentGemma caps its logits under a name of its
+    own: they were trained on another loss (5.64 for 5.88).
+    """
+    if trainer.computes_training_loss() or not models.is_runnable(trainer.model):
+        return
+    with trainer.accelerator.autocast():
+        difference = fused_head_error(trainer.model, trainer.train_dataset[0])
+    if difference <= _HEAD_TOLERANCE:
+        return
+    trainer.fused_head_fits = False
+    if not trainer.computes_training_loss():
+        key = "loss_type"
+        if trainer.aux_loss_enabled:
+            key = "router_aux_loss_coef"
+        message = (
+            "is a part of TRL's loss, whose head does not give this model's logits (log-probs "
+            f"differ by {difference:.2g}). Set router_aux_loss_coef: 0 and loss_type: nll."
+        )
+        raise fault(f"trainer.{key}", message)
+    trainer.notes.append(
+        "the loss is computed from all logits, since TRL's head does not give those of this model "
+        f"(log-probs differ by {difference:.2g})"
+    )
 
 
 def _row_multiple(config: SFTConfig) -> int:

@@ -49,7 +49,7 @@ from kinject.train.loss import MeanLoss, TokenMean
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
 from kinject.train.parts import TrainingParts
-from kinject.train.schedules import schedule_of
+from kinject.train.schedules import leave_warmup_to_schedule, schedule_of
 from kinject.train.updates import UpdateRule
 from kinject.train.updates.freeze import FreezeWarmup
 from kinject.train.updates.regularization import Regularizer
@@ -137,6 +137,8 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     """
 
     training_loss: TrainingLoss
+    fused_head_fits: bool = True
+    """Whether TRL's head gives the logits of the model."""
     losses: MeanLoss
     rules: Sequence[UpdateRule]
     teacher: Teacher | None
@@ -197,9 +199,14 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         # By TRL a validation of dft would be of dft's loss: 0.018 in place of 5.77.
         if self.args.loss_type == "dft" and not self.model.training:
             return True
+        return self.computes_training_loss()
+
+    def computes_training_loss(self) -> bool:
+        """Return whether the loss of the training is computed here; TRL computes it otherwise."""
         nll_only = self.args.loss_type == "nll" and not self.aux_loss_enabled
         special = self._pull is not None or self.training_loss.is_changed
-        return special or (nll_only and self.accelerator.device.type == "cpu")
+        needs_logits = self.accelerator.device.type == "cpu" or not self.fused_head_fits
+        return special or (nll_only and needs_logits)
 
     def compute_loss(
         self,
@@ -377,7 +384,7 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         is_new = self.optimizer is None
         optimizer: Optimizer = super().create_optimizer(model)
         if is_new:
-            _leave_warmup_to_schedule(optimizer)
+            leave_warmup_to_schedule(optimizer)
             for rule in self.rules:
                 optimizer = rule.change_optimizer(optimizer, self)
             self.optimizer = optimizer
@@ -505,15 +512,6 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         finally:
             sam.restore()
         self._total_train_tokens = n_tokens  # the second pass reads the same tokens
-
-
-def _leave_warmup_to_schedule(optimizer: Optimizer) -> None:
-    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up
-    to the schedule."""
-    settings = getattr(optimizer, "defaults", {})  # DeepSpeed's placeholder has none
-    if {"train_mode", "warmup_steps"} <= settings.keys():
-        for group in optimizer.param_groups:
-            group["warmup_steps"] = 0
 
 
 class TrainingHooks(TrainerCallback):  # type: ignore[misc]
