@@ -784,6 +784,17 @@ def test_directives_that_docutils_does_not_know_keep_their_text() -> None:
     )
 
 
+def test_roles_whose_text_docutils_changes_are_read_as_it_shows_them() -> None:
+    text = (
+        "A load of 10\\ :sup:`5` N, H\\ :sub:`2`\\ O, :math:`\\alpha_2 \\ge 0.4`, :code:`a\\b`.\n\n"
+        "See :pep:`257`, :rfc:`5322`, :rfc:`the standard <9110>` and :func:`~os.path.join`.\n"
+    )
+    assert only("a.rst", text.encode()).text == (
+        "A load of 10⁵ N, H2O, \\(α_{2}≥0.4\\), a\\b.\n\n"
+        "See PEP 257, RFC 5322, the standard and join."
+    )
+
+
 def test_a_table_that_docutils_cannot_parse_stays_as_it_is_written() -> None:
     table = "====  ====\nPier  Year\n====  ====\nthe northern  1931\n====  ===="
     text = only("a.rst", f"Before.\n\n{table}\n\nAfter.\n".encode()).text

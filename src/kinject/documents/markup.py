@@ -44,8 +44,12 @@ class WikiParser(Protocol):
 
 _LONGEST_ARTICLE = 2_000_000
 """Characters of an article, which is parsed as a whole."""
-_ROLE = re.compile(r":[a-zA-Z][\w:.+-]*:`([^`]*)`")
+_ROLE = re.compile(r":(?P<role>[a-zA-Z][\w:.+-]*):`(?P<text>[^`]*)`")
 """A role of docutils or Sphinx, whose text is kept without the role."""
+_PARSED_ROLES = frozenset(["code", "math", "sub", "subscript", "sup", "superscript"])
+"""Roles that stay for docutils: without them 10⁶ is 106, and \\beta is beta."""
+_NUMBERED = frozenset({"pep", "rfc"})
+"""Roles that show their name: PEP 8."""
 _TARGET = re.compile(r"^(.*\S)\s*<[^<>]+>$", re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*\.\. +([\w:+.-]+)::", re.MULTILINE)
 _LINKS = """autosummary bibliography currentmodule default-domain highlight index
@@ -90,13 +94,18 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     core = import_extra("docutils.core", path)
 
     def shown(role: re.Match[str]) -> str:
-        target = _TARGET.match(role[1])
+        name, content = role["role"].lower(), role["text"]
+        if name in _PARSED_ROLES:
+            return role[0]
+        target = _TARGET.match(content)
         if target:
             return target[1]
+        if name in _NUMBERED:
+            return f"{name.upper()} {content}"
         # Sphinx shows the last part of a name after "~", and no link after "!".
-        if role[1].startswith("~"):
-            return role[1].rpartition(".")[2]
-        return role[1].lstrip("!")
+        if content.startswith("~"):
+            return content.rpartition(".")[2]
+        return content.lstrip("!")
 
     with library_errors(path, "reStructuredText file", "Repair its markup, or rename it to .txt."):
         plain = _ROLE.sub(shown, text)
