@@ -739,6 +739,22 @@ def test_short_items_of_a_list_in_a_page_stay_and_links_to_other_pages_go() -> N
     assert "Our shop" not in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "marks"),
+    [("1", "1. 2. 3."), ("a", "a. b. c."), ("A", "A. B. C."), ("i", "i. ii. iii.")],
+)
+def test_short_items_stay_whatever_their_numbers_are(kind: str, marks: str) -> None:
+    prose = f"<p>{'The lock at Falk lifts barges by four metres, day and night. ' * 8}</p>"
+    steps = f"<ol type={kind}><li>Ring</li><li>Wait here</li><li>Enter the lock</li></ol>"
+    rest = f"<ul><li><a href='map.html'>Our map</a></li></ul>{prose}"
+    drawing = "<figure><figcaption>The lock in a drawing of 1874</figcaption></figure>"
+    page = f"<article>{prose}<h2>How to pass</h2>{drawing}{steps}{rest}</article>"
+    text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
+    first, second, third = marks.split()
+    assert f"{first} Ring\n{second} Wait here\n{third} Enter the lock" in text
+    assert "Our map" not in text
+
+
 def test_restructured_text_includes_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     table = "=====  ====\nCity   Year\n=====  ====\nKelm   1931\n=====  ====\n"

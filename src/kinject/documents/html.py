@@ -29,7 +29,8 @@ _SOFT_HYPHEN = re.compile("\u00ad|&(?:shy|#173|#xad);", re.IGNORECASE)
 """It shows at the end of a line only."""
 _UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", re.MULTILINE)
 """A fenced code, a table, or a line."""
-_ITEM = re.compile(r" *(?:-|\d+\.) ")
+_ITEM = re.compile(r" *(?:-|\d+\.|[a-z]\.|[ivxlc]+\.) ", re.IGNORECASE)
+"""The mark of an item, which trafilatura writes as a hyphen whatever its number or letter is."""
 _SHORT_PAGE = 500
 """Characters up to which a page is read whole."""
 _SHARED = 0.6
@@ -230,7 +231,9 @@ def _keep_structure(units: Sequence[str], kept: list[bool], first: int, last: in
 
 
 def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -> bool:
-    words = re.findall(r"\w+", unit.lower())
+    item = _ITEM.match(unit)
+    content = unit[item.end() :] if item else unit
+    words = re.findall(r"\w+", content.lower())
     # Triples of a short line are too few, and found anywhere: the whole line must be there.
     if len(words) < 4:
         return bool(words) and " ".join(words) in lines
