@@ -733,7 +733,8 @@ def test_short_items_of_a_list_in_a_page_stay_and_links_to_other_pages_go() -> N
     prose = (
         f"<p>{'The bridge at Arvika was built in 1931 and carries the road to the north. ' * 8}</p>"
     )
-    page = f"<article><h1>Bridge</h1>{prose}<ul><li>oak bolts</li></ul>{prose}<ul><li><a>Our shop</a></li></ul>{prose}</article>"
+    links = "<ul><li><a>Our shop</a></li></ul>"
+    page = f"<nav></nav><article><h1>Bridge</h1>{prose}<ul><li>oak bolts</li></ul>{prose}{links}{prose}</article>"
     text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
     assert "- oak bolts" in text
     assert "Our shop" not in text
@@ -748,7 +749,7 @@ def test_short_items_stay_whatever_their_numbers_are(kind: str, marks: str) -> N
     steps = f"<ol type={kind}><li>Ring</li><li>Wait here</li><li>Enter the lock</li></ol>"
     rest = f"<ul><li><a href='map.html'>Our map</a></li></ul>{prose}"
     drawing = "<figure><figcaption>The lock in a drawing of 1874</figcaption></figure>"
-    page = f"<article>{prose}<h2>How to pass</h2>{drawing}{steps}{rest}</article>"
+    page = f"<nav></nav><article>{prose}<h2>How to pass</h2>{drawing}{steps}{rest}</article>"
     text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
     first, second, third = marks.split()
     assert f"{first} Ring\n{second} Wait here\n{third} Enter the lock" in text
@@ -798,6 +799,24 @@ def test_directives_that_docutils_does_not_know_keep_their_text() -> None:
         "Deprecated since version 1.4: Use tow.\n\nint row(char *oar, int *n)\n\nRows to the quay.\n\n"
         "Winter\n\nAdded in version 2: Skates.\n\nrow.c\n\n```\nrow();\n```"
     )
+
+
+def test_a_document_that_a_program_saved_as_a_page_is_read_whole() -> None:
+    prose = f"<p>{'The lock at Falk lifts barges by four metres, day and night. ' * 8}</p>"
+    notes = "<dl><dt>Sill</dt><dd><p>The floor.</p></dd></dl><div>Tolls are due<br>at noon.</div>"
+    drawing = "<figure><figcaption>The lock, drawn by Ada Holm</figcaption></figure>"
+    parts = f"<h2 id=t>Words</h2>{notes}<a href='#t'>Words</a> <a href='map.html'>The map</a>"
+    document = f"<html><body><h1>Lock</h1>{prose}{drawing}{parts}</body></html>"
+    script = "<script src='https://example.org/mathjax/tex.js'></script>"
+    for page in (document, script + document):
+        text = only("a.html", page.encode()).text
+        assert text.startswith("# Lock\n\nThe lock at Falk")
+        assert text.endswith(
+            "The lock, drawn by Ada Holm\n\n## Words\n\nSill\n\nThe floor.\n\n"
+            "Tolls are due\nat noon.\nWords The map"
+        )
+    for site in ("<nav></nav>", "<script src=a.js></script>", f"<a href=a.html>{'Home ' * 30}</a>"):
+        assert "Ada Holm" not in only("a.html", (site + document).encode()).text
 
 
 def test_roles_whose_text_docutils_changes_are_read_as_it_shows_them() -> None:

@@ -37,6 +37,11 @@ _SHARED = 0.6
 """The fraction of the word triples of a line that the main text holds as well."""
 _FOUND = 0.8
 """The fraction of trafilatura's text that must be found among the lines of the page."""
+_OF_A_SITE = "nav, footer, aside, form, button, iframe, script:not([src*=athjax])"
+"""What a page of a site has beside its text: a script in each of 181 pages. Programs that save a
+document as a page write none but for its equations."""
+_MOST_LINKS = 0.1
+"""The fraction of the text of a page without these that may link to other pages: more is a menu."""
 _META = (
     ("author", "meta[name=author]", "content"),
     ("date", "meta[property='article:published_time']", "content"),
@@ -67,8 +72,9 @@ def page_of(
     """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the
     HTML text `source`.
 
-    trafilatura finds the lines of the main text. If it finds none, or the page is short, the main
-    text is that of <main> or the only <article>, else the whole page, as with `whole_page`.
+    trafilatura finds the lines of the main text. If it finds none, or the page is short, or a
+    document that a program saved, the main text is that of <main> or the only <article>, else the
+    whole page, as with `whole_page`.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     source = _SOFT_HYPHEN.sub("", html_of_xhtml(source))
@@ -133,7 +139,8 @@ def _main_text(path: Path, source: str, tree: LexborHTMLParser, text: str) -> st
     """Return the main text of a page whose whole text is `text`."""
     # Token F1 on 181 pages: trafilatura's text .959, but without tables, headings and code; its
     # lines as a filter over our own text .950, with them; <main> or the only <article> .791.
-    if len(text) > _SHORT_PAGE and tree.css_first(_WIKI_PAGE) is None:
+    is_document = tree.css_first(_WIKI_PAGE) is not None or _is_saved_document(tree, text)
+    if len(text) > _SHORT_PAGE and not is_document:
         trafilatura = import_extra("trafilatura", path)
         extracted: str = trafilatura.extract(source, include_comments=False) or ""
         main = _lines_within(text, extracted, {_plain(link.text()) for link in tree.css("a")})
@@ -148,6 +155,19 @@ def _main_text(path: Path, source: str, tree: LexborHTMLParser, text: str) -> st
     if root is None and len(articles) == 1:
         root = articles[0]
     return text if root is None else page_text(root)
+
+
+def _is_saved_document(tree: LexborHTMLParser, text: str) -> bool:
+    """Return whether a page is a document that a program saved as HTML, and no page of a site: of
+    such a document trafilatura would leave out captions, terms and lines of verse."""
+    if tree.css_first(_OF_A_SITE) is not None:
+        return False
+    n_linked = 0
+    for link in tree.css("a[href]"):
+        # Notes and tables of contents lead to places in the document.
+        if not (link.attributes.get("href") or "").startswith("#"):
+            n_linked += len(link.text())
+    return n_linked <= _MOST_LINKS * len(text)
 
 
 def _meta(tree: LexborHTMLParser) -> dict[str, str]:
