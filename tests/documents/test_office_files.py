@@ -7,6 +7,7 @@ import re
 import zipfile
 from pathlib import Path
 
+import openpyxl
 import pytest
 
 from kinject.documents.numbering import item_number
@@ -197,6 +198,46 @@ def test_a_header_goes_on_in_a_row_that_parts_its_merged_cells() -> None:
     same = f"<w:tr>{cell(paragraph(run('Kelm')))}{cell(wide + paragraph(run('shut')))}</w:tr>"
     text, _ = read("a.docx", word(f"<w:tbl>{header}{same}{row('Arvid', '2', '3')}</w:tbl>"))
     assert text.startswith("| Lock | Gate | Gate |\n| --- | --- | --- |\n| Kelm | shut | shut |")
+
+
+@pytest.mark.parametrize(
+    ("header", "values", "first"),
+    [
+        ((("Skipper", 2), ("Age", 1)), ("Ada", "Holm", "51"), "| Ada | Holm | 51 |"),
+        ((("Pier", 1), ("Boats", 2)), ("north", "few", "none"), "| north | few | none |"),
+        ((("Sea", 2), ("Depth", 1)), ("Kelm Bay", "max", "-8.5 m"), "| Kelm Bay | max | -8.5 m |"),
+    ],
+)
+def test_values_below_a_header_with_merged_cells_are_no_header(
+    header: tuple[tuple[str, int], ...], values: tuple[str, ...], first: str
+) -> None:
+    cells = [
+        cell(f"<w:tcPr><w:gridSpan w:val='{n}'/></w:tcPr>{paragraph(run(name))}")
+        for name, n in header
+    ]
+    body = row(*values) + row("oak", "ash", "7")
+    names = [name for name, n in header for _ in range(n)]
+    book = openpyxl.Workbook()
+    book.active.append(
+        [name if name not in names[:index] else None for index, name in enumerate(names)]
+    )
+    book.active.append(values)
+    book.active.append(["oak", "ash", "7"])
+    merged = next(index for index, name in enumerate(names) if names.count(name) > 1) + 1
+    book.active.merge_cells(start_row=1, end_row=1, start_column=merged, end_column=merged + 1)
+    sheet = io.BytesIO()
+    book.save(sheet)
+    table = f"| {' | '.join(names)} |\n| --- | --- | --- |\n{first}\n| oak | ash | 7 |"
+    assert read("a.docx", word(f"<w:tbl><w:tr>{''.join(cells)}</w:tr>{body}</w:tbl>"))[0] == table
+    assert read("a.xlsx", sheet.getvalue())[0].endswith(table)
+
+
+def test_a_group_of_one_column_in_a_header_goes_on_below() -> None:
+    wide = "<w:tcPr><w:gridSpan w:val='2'/></w:tcPr>" + paragraph(run("2022"))
+    header = f"<w:tr>{cell(paragraph(''))}{cell(wide)}{cell(paragraph(run('2023')))}</w:tr>"
+    names = row("Pier", "May", "June", "May")
+    text, _ = read("a.docx", word(f"<w:tbl>{header}{names}{row('west', '4', '5', '6')}</w:tbl>"))
+    assert text.startswith("| Pier | 2022 May | 2022 June | 2023 May |\n| --- ")
 
 
 def test_cells_that_older_programs_merge_are_one() -> None:

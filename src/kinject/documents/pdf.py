@@ -45,6 +45,7 @@ from kinject.documents.letters import (
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions, UnreadPart
 from kinject.documents.text import (
+    goes_on_below,
     import_extra,
     library_errors,
     markdown_table,
@@ -492,6 +493,8 @@ def _cells(
         rows += _parted_rows(cells) if row else [list(map(cell_text, cells))]
     n_header = 1
     while n_header < n_rows - 1 and _has_merged(owner, n_header - 1, n_columns):
+        if not goes_on_below(rows[n_header - 1], rows[n_header]):
+            break
         n_header += 1
     return rows, n_header
 

@@ -337,6 +337,8 @@ WideRow = tuple[list[str], bool]
 _LONGEST_NAME = 100
 """Characters of the name of a row, and of a cell in a table of one column."""
 _NUMBER = re.compile(r"[-+]?[\d.,:%€$£ -]*\d[\d.,:%€$£ -]*")
+_VALUE = re.compile(r"(?!(?:19|20)\d\d\Z)[-+−–±<>≈~]?\s?[$€£¥]?\s?\d")
+"""The beginning of a number that is no year, which may be the name of a column."""
 _SPACE = re.compile(r"\s+")
 _FENCES = re.compile(r"^\s*(`{3,})", re.MULTILINE)
 
@@ -431,6 +433,19 @@ def _markdown_row(row: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
+def goes_on_below(header: Sequence[str], row: Sequence[str]) -> bool:
+    """Return whether `row` parts the merged cells of the `header` above it, which are repeated in
+    each column. A row of values has a name below that of the first column, or a number below
+    another name that is not merged."""
+    for index, (name, cell) in enumerate(zip(header, row, strict=False)):
+        is_merged = name in (*header[max(0, index - 1) : index], *header[index + 1 : index + 2])
+        if not name or is_merged or cell in ("", name):
+            continue
+        if index == 0 or _VALUE.match(cell):
+            return False
+    return True
+
+
 def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
     """Return the grid of rows of (text, rows spanned, columns spanned): a text is in each grid cell
     that its own cell spans.
@@ -521,6 +536,8 @@ def _block_text(block: list[WideRow]) -> str:
         del block[0]
     n_header = 1
     while n_header < len(block) - 1 and block[n_header - 1][1]:
+        if not goes_on_below(block[n_header - 1][0], block[n_header][0]):
+            break
         n_header += 1
     table = markdown_table([row for row, _ in block], n_header) if block else ""
     return "\n\n".join(filter(None, [*lines, table]))

@@ -32,6 +32,7 @@ from kinject.documents.text import (
     DEEPEST_ITEM,
     XmlElement,
     below_table,
+    goes_on_below,
     heading,
     library_errors,
     markdown_table,
@@ -382,6 +383,8 @@ class _Word:
             marked = row.find(f"{_W}trPr/{_W}tblHeader") is not None
             # A header with merged cells goes on in the row below, which parts them.
             is_parted = has_merged and n_header > 0 and len(cells) > len(rows[-1])
+            if is_parted:
+                is_parted = goes_on_below(*spanned([rows[-1], cells]))
             if n_header == len(rows) and (marked or is_parted):
                 n_header += 1
             has_merged = 1 < len(cells) < n_columns
