@@ -1037,6 +1037,27 @@ def test_encodings_are_found_and_named_unless_utf_8(text: str, charset: str) -> 
     assert rows.text == text
 
 
+ITALIAN = "La città è chiusa perché il ponte è già stato riparato. Più tardi si potrà passare. "
+NORWEGIAN = "Båten går nå når været er godt, og så må vi gå på land. Prøv å få låne en åre. "
+CROATIAN = "Čamac čeka na početku puta. Večer je kraća, a među kućama đaci čitaju. Inače šetaju. "
+LITHUANIAN = "Keltas plaukia trečią valandą, o šeštą diena čia be keltų. Dėl vėjo ėjome pėsčiomis. "
+
+
+@pytest.mark.parametrize(
+    ("text", "charset"),
+    [
+        (ITALIAN, "cp1252"),
+        (NORWEGIAN, "cp1252"),
+        (CROATIAN, "cp1250"),
+        (LITHUANIAN, "cp1257"),
+    ],
+)
+def test_accents_that_would_be_common_letters_in_cyrillic_are_read_as_written(
+    text: str, charset: str
+) -> None:
+    assert only("a.txt", (text * 3).encode(charset)).text == text * 3
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [

@@ -101,6 +101,10 @@ _CYRILLIC_ALPHABETS = (
     "абвгдежзиклмнопрстуфхцчшђјљњћџѓќѕ",
 )
 """Of Russian and Bulgarian, Ukrainian, Belarusian, Serbian and Macedonian."""
+_CYRILLIC_WORD = re.compile("[Ѐ-ӿ]{3,}")
+_MOSTLY_IN_WORDS = 0.5
+"""The fraction of the letters that stand in words of them. The accents of Italian or Norwegian, as
+Cyrillic its commonest letters, stand alone among letters of ASCII."""
 _COMMON_CYRILLIC = re.compile("[аеионтрсвліы]")
 # Capitals do not count: Hebrew, whose letters are all of one kind, is capitals in KOI8.
 _MOSTLY_COMMON = 0.5
@@ -221,6 +225,9 @@ def _codec_of_cyrillic(data: bytes) -> str:
         text = start.decode(codec, "replace")
         n_plausible = max(_n_plausible(text, letters) for letters in _CYRILLIC_ALPHABETS)
         n_common = len(_COMMON_CYRILLIC.findall(text))
+        n_in_words = sum(map(len, _CYRILLIC_WORD.findall(text)))
+        if n_in_words < _MOSTLY_IN_WORDS * n_high:
+            continue
         if n_plausible > _PLAUSIBLE * n_high and n_common > most:
             best, most = codec, n_common
     return best
