@@ -1024,7 +1024,7 @@ JAPANESE = "古い橋は千九百三十一年に建てられました。町の�
     ("text", "charset"),
     [(GREETING, "cp1252"), (RUSSIAN, "cp1251"), (RUSSIAN, "koi8-r"), (JAPANESE, "shift_jis"), (JAPANESE, "euc_jp"),
      (RUSSIAN, "iso8859-5"), (RUSSIAN, "cp855"), (UKRAINIAN, "koi8-u"), (UKRAINIAN, "mac_cyrillic"), (HEBREW, "cp1255"),
-     (POLISH, "cp1250"), (POLISH, "iso8859-2"),
+     (POLISH, "cp1250"), (POLISH, "iso8859-2"), ("Ältere zahlen 4 €, Schüler die Hälfte: 2 €. ", "iso8859-15"),
      (DANISH, "cp850"), (DANISH, "mac-roman"), (GREETING[:50], "cp437"),
      (CZECH, "iso8859-2"), (CZECH, "cp852"), (HUNGARIAN, "cp1250"),
      (GREETING, "utf-16"), (GREETING, "utf-16-le"), (GREETING, "utf-8"), (GREETING, "utf-8-sig")],

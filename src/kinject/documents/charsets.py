@@ -56,7 +56,7 @@ _MOSTLY_HIGH = 0.5
 _FEWEST_HIGH = 12
 WESTERN_CODECS = frozenset({"cp1252", "iso8859-15", "ascii"})
 _CENTRAL = ("cp1250", "iso8859-2", "cp852")
-_WEST = ("cp1252", "cp850", "mac-roman")
+_WEST = ("cp1252", "iso8859-15", "cp850", "mac-roman")
 _ALPHABETS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("äöüß", _WEST),
     ("àâæçéèêëîïôœùûüÿ", _WEST),
@@ -79,7 +79,7 @@ _ALPHABETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _OF_THE_WEST = "äöüßéèêëàâçîïôûùœæñáíóúãõåø"
 """Those of a text in several languages."""
 _LIKELIEST = (
-    *("cp1252", "cp1250", "cp1254", "cp1257", "iso8859-2"),
+    *("cp1252", "iso8859-15", "cp1250", "cp1254", "cp1257", "iso8859-2"),
     *("cp850", "cp852", "mac-roman", "cp857"),
 )
 """Encodings in the order in which one of two that are as plausible is taken."""
