@@ -953,6 +953,15 @@ def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
 
 
+@pytest.mark.parametrize("charset", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_json_in_utf_16_is_read_as_that_in_utf_8(charset: str) -> None:
+    rows = '{"title": "Kai", "text": "Die Fähre fährt um 9."}\r\n{"text": "Größe: 4 €."}\r\n'
+    texts = ["Die Fähre fährt um 9.", "Größe: 4 €."]
+    for name, data in (("a.jsonl", rows), ("a.json", f"[{rows.strip().replace(chr(10), ',')}]")):
+        documents = [document for _, document in read(name, data.encode(charset))]
+        assert [document.text for document in documents] == texts
+
+
 def test_a_row_whose_title_source_or_meta_is_null_has_none() -> None:
     row = b'{"headline": null, "body": "Low tide.", "source": null, "meta": null, "year": null}'
     document = only("a.jsonl", row)

@@ -35,6 +35,7 @@ from kinject.documents.readers import (
 from kinject.documents.text import (
     decode,
     import_extra,
+    is_utf16,
     library_errors,
     one_line,
 )
@@ -42,7 +43,6 @@ from kinject.errors import InputError
 from kinject.types import Document
 
 _HEADERS = ("From", "To", "Subject", "Date", "Received", "Message-ID", "MIME-Version")
-_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BODIES = frozenset({"text/plain", "text/html"})
 _NO_TEXTS = frozenset({"text/rfc822-headers", "text/css", "text/javascript"})
@@ -143,7 +143,7 @@ def _read(
 def _is_kept_as_text(data: bytes) -> bool:
     """Return whether mails begin as programs write them that keep them as text: in UTF-16, or with
     the mark of UTF-8."""
-    return data.startswith(_MARKS) or 0 in data[:2]
+    return is_utf16(data) or data.startswith(codecs.BOM_UTF8)
 
 
 def _in_utf8(path: Path, data: bytes) -> bytes:

@@ -24,7 +24,7 @@ from kinject.disk import (
     read_lines,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.text import decode, markdown_table, whole_file
+from kinject.documents.text import decode, is_utf16, markdown_table, whole_file
 from kinject.errors import InputError, one_line
 from kinject.terminal import format_count
 from kinject.types import Document
@@ -100,9 +100,19 @@ def with_plain_names(row: Row, options: ReadOptions) -> Row:
     return row
 
 
+def _in_utf8(path: Path, stream: BinaryIO, options: ReadOptions) -> BinaryIO:
+    """Return a stream of JSON in UTF-8: PowerShell writes it in UTF-16."""
+    head = stream.read(2)
+    stream.seek(0)
+    if not is_utf16(head):
+        return stream
+    text, _ = decode(path, read_bytes(path, options.largest, stream))
+    return io.BytesIO(text.encode("utf-8"))
+
+
 def read_json_rows(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a JSONL file."""
-    for number, line in read_lines(path, stream):
+    for number, line in read_lines(path, _in_utf8(path, stream, options)):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
@@ -130,7 +140,8 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 
     A file with an object on each line is read as JSONL.
     """
-    data = read_bytes(path, options.largest, stream).removeprefix(codecs.BOM_UTF8)
+    data = read_bytes(path, options.largest, _in_utf8(path, stream, options))
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
         value = parse_json(data)
     except RecursionError as error:

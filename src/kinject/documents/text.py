@@ -172,6 +172,11 @@ def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
         raise InputError(f"{path}: not a readable {kind} ({reason}). {fix}") from error
 
 
+def is_utf16(data: bytes) -> bool:
+    """Return whether a text that begins with a letter of ASCII is in UTF-16."""
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in data[:2]
+
+
 def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:
     """Return the text of `path`, whose bytes are `data`, with LF line ends, and its encoding as
     meta unless it is UTF-8.
