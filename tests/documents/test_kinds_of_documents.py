@@ -710,6 +710,7 @@ def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
         ("<a href='#z'>Fees</a><div id=z style='display:none'>Four marks.</div>", "Fees\nFour marks."),
         ("<h3><button type=button>Fees?</button></h3><p>Four marks.<button>Print</button>", "### Fees?\n\nFour marks."),
         ("<p>She said <q>no</q>.", "She said “no”."),
+        ("<center><b>The Mole</b></center>Closed<fieldset>in May</fieldset>and June", "The Mole\nClosed\nin May\nand June"),
         ("<p>7 &middot; 10<span style='vertical-align: super'>8</span> kg <span style='color:red'>9</span>", "7 · 10⁸ kg 9"),
         ("<p>Rebuilt in 1874<a epub:type=noteref href='#n3'>3</a>, lost in 1901<a role=doc-noteref href='#n4'>[4]</a>.",
          "Rebuilt in 1874³, lost in 1901[4]."),

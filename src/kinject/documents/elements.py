@@ -43,7 +43,8 @@ _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
 """Classes of Texinfo's and DocBook's navigation; "header" where it names the next page."""
 _PARAGRAPHS = """p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article aside header
     footer figure hr"""
-_LINES = "li tr br div dt dd caption figcaption summary details address legend"
+_LINES = """li tr br div dt dd caption figcaption summary details address legend center dialog
+    fieldset form hgroup main menu search"""
 _BREAKS = {
     **dict.fromkeys(_PARAGRAPHS.split(), "\n\n"),
     **dict.fromkeys(_LINES.split(), "\n"),
