@@ -963,6 +963,12 @@ def test_json_in_utf_16_is_read_as_that_in_utf_8(charset: str) -> None:
         assert [document.text for document in documents] == texts
 
 
+def test_xml_of_another_suffix_is_named_unless_it_may_be_a_text() -> None:
+    book = b'<?xml version="1.0" encoding="utf-8"?>\n<FictionBook><binary>iVBORw0K</binary></FictionBook>'
+    assert "found XML whose root is <fictionbook>" in fault("a.fb2", book)
+    assert only("notes.draft", b"<b>Low tide</b> at nine.").text == "<b>Low tide</b> at nine."
+
+
 def test_a_row_whose_title_source_or_meta_is_null_has_none() -> None:
     row = b'{"headline": null, "body": "Low tide.", "source": null, "meta": null, "year": null}'
     document = only("a.jsonl", row)
