@@ -1020,6 +1020,16 @@ def test_a_space_before_a_quoted_cell_of_a_table_is_no_part_of_it() -> None:
     assert only("c.csv", prose).text == prose.decode()
 
 
+def test_columns_of_one_name_are_joined_unless_they_hold_the_text() -> None:
+    rows = b"Summary,Label,Label,body,,\nPump,urgent,sea,It drips.,,\nLight,,mole,It is out.,,\n"
+    (_, pump), (_, light) = read("a.csv", rows)
+    assert isinstance(pump, Document)
+    assert isinstance(light, Document)
+    assert (pump.text, pump.meta) == ("It drips.", {"Summary": "Pump", "Label": "urgent; sea"})
+    assert (light.text, light.meta) == ("It is out.", {"Summary": "Light", "Label": "mole"})
+    assert "two columns are called 'body'" in fault("b.csv", b"body,body\nIt drips.,no\n")
+
+
 GREETING = (
     "Übergrößen, Straße und Äpfel: im Frühjahr wächst alles höher. „Schön“, sagte er – für 5 €. "
     * 3

@@ -220,17 +220,21 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     if options.text_field is None and not _has_texts(text_name, header, first_rows):
         yield from _whole_table(path, header, rows, meta)
         return
-    if len(set(header)) < len(header):  # a reader could not choose
-        repeated = next(name for name in header if header.count(name) > 1)
-        raise InputError(
-            f"{path}:1: two columns are called {repeated!r:.80}. Give each a name of its own."
-        )
+    for name in map(names.get, _NAMES):
+        # A reader could not choose.
+        if name and header.count(name) > 1:
+            raise InputError(
+                f"{path}:1: two columns are called {name!r:.80}. Give each a name of its own."
+            )
     for number, cells in rows:
         cells = _fitted(cells, header, text_name, delimiter)
         # Where a space follows each comma, it belongs to no cell.
         if header != first:
             cells = list(map(str.strip, cells))
-        record = dict(zip(header, cells, strict=True))
+        record: dict[str, str] = {}
+        for name, cell in zip(header, cells, strict=True):
+            # Jira has a column for each label, all of one name.
+            record[name] = "; ".join(filter(None, [record.get(name, ""), cell]))
         row: dict[str, Any] = {
             key: cell for key, cell in record.items() if cell or key == text_name
         }
