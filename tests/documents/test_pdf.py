@@ -187,6 +187,16 @@ def test_a_hyphen_at_the_end_of_a_line_stays_where_it_parts_two_words() -> None:
     )
 
 
+def test_the_hyphen_that_browsers_draw_parts_a_word_as_any_other() -> None:
+    lines = ["the harbour was en\u2010", "larged by the well\u2010", "known keeper"]
+    letters = "".join(sorted(set("".join(lines))))
+    page = "".join(
+        as_shown(letters, 60, 700 - 14 * number, line) for number, line in enumerate(lines)
+    )
+    text = only(pdf_of(page, letters=letters)).text
+    assert text == "the harbour was enlarged by the well-known keeper"
+
+
 def test_lines_below_a_heading_over_two_columns_are_one_paragraph() -> None:
     page = at(60, 740, "The keepers of the lighthouse of Kelm", 20)
     for number in range(12):

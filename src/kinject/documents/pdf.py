@@ -68,6 +68,8 @@ _LIGATURES = str.maketrans(
         **dict.fromkeys("ﬅﬆ", "st"),
         # A soft hyphen shows at the end of a line only.
         "\u00ad": "",
+        # Which browsers draw where they part a word.
+        "\u2010": "-",
         # Marks of direction: the letters are in order without them.
         **dict.fromkeys("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069", ""),
         "\u00a0": " ",
