@@ -76,6 +76,8 @@ def page_text(
             page.add_text(mathml_text(node.html or ""))
         elif not page.verbatim and _is_raised(node, tag) and raised(node.text()) != node.text():
             page.add_text(raised(node.text()))
+        elif _tick(node, tag):
+            page.add_text(f"{_tick(node, tag)} ")
         elif tag[:1].isalpha() and not _is_skipped(node, tag, has_asides):
             if tag == "table" and _is_placed(node, page, within):
                 continue
@@ -244,6 +246,27 @@ def _is_raised(node: LexborNode, tag: str) -> bool:
     if "noteref" in _purpose(node):
         return True
     return _RAISING.search(node.attributes.get("style") or "") is not None
+
+
+def _tick(node: LexborNode, tag: str) -> str:
+    """Return the sign of a box of a list of tasks, which is ticked or not; "" for other elements."""
+    names = (node.attributes.get("class") or "").split()
+    # Notion draws its boxes.
+    is_box = tag == "div" and "checkbox" in names
+    is_ticked = "checkbox-on" in names
+    if tag == "input" and node.attributes.get("type") == "checkbox":
+        is_box, is_ticked = _is_in_item(node), "checked" in node.attributes
+    if not is_box:
+        return ""
+    return "☒" if is_ticked else "☐"
+
+
+def _is_in_item(node: LexborNode) -> bool:
+    """Return whether an element is in an item of a list, or in the label or paragraph in it."""
+    parent = node.parent
+    while parent is not None and parent.tag in ("label", "p", "span"):
+        parent = parent.parent
+    return parent is not None and parent.tag == "li"
 
 
 def _purpose(node: LexborNode) -> str:
