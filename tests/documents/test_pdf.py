@@ -205,6 +205,23 @@ def test_lines_below_a_heading_over_two_columns_are_one_paragraph() -> None:
     assert only(pdf_of(page)).text.count("\n\n") == 1
 
 
+def two_columns(x: float) -> str:
+    """Return the content of two columns of prose, the right one from `x` on."""
+    page = ""
+    for number in range(9):
+        page += at(60, 760 - 15 * number, f"pilot {number} of the harbour steers", 12)
+        page += at(x, 760 - 15 * number, f"the barge {number} past the mole and", 12)
+    return page
+
+
+@pytest.mark.parametrize("scale", [1, 0.8, 0.5])
+def test_columns_of_a_page_that_is_scaled_are_those_of_the_page_as_seen(scale: float) -> None:
+    page = f"q {scale} 0 0 {scale} 0 0 cm {two_columns(217)} Q"
+    text = only(pdf_of(page)).text
+    assert text.startswith("pilot 0 of the harbour steers pilot 1 of the harbour steers pilot 2")
+    assert text.endswith("the barge 7 past the mole and the barge 8 past the mole and")
+
+
 def test_letters_that_a_pdf_names_itself_are_lines_and_no_table() -> None:
     """Of these PDFium gives the ink as the box, as in what Chromium prints of Arabic."""
     text = "تصل السفينة مساء إلى الجسر"

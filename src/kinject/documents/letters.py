@@ -211,9 +211,9 @@ def _placed(glyphs: Sequence[_Glyph], turn: int, frame: Frame) -> list[Letter]:
         elif abs(tilt) > _LEAST_TILT:
             corners = _level(glyph, tilt, middle)
         x0, y0, x1, y1 = frame.place(turn, corners)
-        size = glyph.size
-        # A file may state another size and scale the page.
-        if not 0.3 * (y1 - y0) < size < 3 * (y1 - y0):
+        # A file may state another size and scale the page, by little (WeasyPrint) or by much.
+        size = glyph.seen_size
+        if not 0.3 * (y1 - y0) < glyph.size < 3 * (y1 - y0):
             size = y1 - y0
         letters.append(Letter(x0, y0, x1, y1, glyph.text, size, glyph.number, glyph.word))
     return letters
