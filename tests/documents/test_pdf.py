@@ -222,6 +222,13 @@ def test_columns_of_a_page_that_is_scaled_are_those_of_the_page_as_seen(scale: f
     assert text.endswith("the barge 7 past the mole and the barge 8 past the mole and")
 
 
+def test_a_heading_of_one_column_is_none_of_the_line_beside_it() -> None:
+    page = at(60, 778, "Pilots of 1874", 22) + at(240, 778, "who had sailed in May", 12)
+    text = only(pdf_of(page + two_columns(240))).text
+    assert text.startswith("# Pilots of 1874\n\npilot 0 of the harbour steers pilot 1")
+    assert "who had sailed in May the barge 0 past" in text
+
+
 def test_letters_that_a_pdf_names_itself_are_lines_and_no_table() -> None:
     """Of these PDFium gives the ink as the box, as in what Chromium prints of Arabic."""
     text = "تصل السفينة مساء إلى الجسر"

@@ -144,7 +144,7 @@ def _columns(lines: Sequence[Sequence[Box]]) -> tuple[int, int, float] | None:
         for start, end in _runs_around(lines, x):
             is_longer = best is None or end - start > best[1] - best[0]
             if is_longer and _are_columns(lines[start:end], x):
-                best = (*_trimmed(lines, start, end), x)
+                best = (*_trimmed(lines, start, end, x), x)
     return best
 
 
@@ -172,22 +172,24 @@ def _runs_around(lines: Sequence[Sequence[Box]], x: float) -> Iterator[tuple[int
 
 
 def _crosses(line: Sequence[Box], x: float) -> bool:
-    """Return whether a line goes over a gutter at x: by a word, or by the space between two words
-    of a sentence."""
-    left = max((word.x1 for word in line if word.x0 < x), default=None)
-    right = min((word.x0 for word in line if word.x0 >= x), default=None)
+    """Return whether a line goes over a gutter at x: by a word, or the space of a sentence."""
+    left = max((word for word in line if word.x0 < x), key=attrgetter("x1"), default=None)
+    right = min((word for word in line if word.x0 >= x), key=left_edge, default=None)
     if left is None:
         return False
-    if left > x + _REACHES_IN:
-        return True
-    return right is not None and right - left < _WORD_GAP * line[0].size
+    # Beside a heading may be the text of the other column.
+    is_space = right is not None and _gap(left, right) < _WORD_GAP * min(left.size, right.size)
+    return is_space or left.x1 > x + _REACHES_IN
 
 
-def _trimmed(lines: Sequence[Sequence[Box]], first: int, last: int) -> tuple[int, int]:
+def _trimmed(lines: Sequence[Sequence[Box]], first: int, last: int, x: float) -> tuple[int, int]:
     """Return the run without the lines at its start that are larger than the rest: a title that
-    happens to be short."""
+    happens to be short, but no heading of the left column beside the text of the right one."""
     usual = median(word.size for word in flat(lines[first:last]))
     while first < last and lines[first][0].size > _TITLE_SIZE * usual:
+        beside = [word.size for word in lines[first] if middle(word)[0] >= x]
+        if beside and lines[first][0].size > _TITLE_SIZE * min(beside):
+            break
         first += 1
     return first, last
 
