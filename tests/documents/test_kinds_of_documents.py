@@ -449,6 +449,29 @@ def open_document_of(kind: str, body: str, styles: str = "") -> Document:
     return only("a.odt", zipped({"mimetype": mime, "content.xml": content.encode()}))
 
 
+def test_headings_of_an_open_document_have_the_numbers_that_are_shown() -> None:
+    def level(depth: int, kind: str, more: str) -> str:
+        number = f'text:level="{depth}" style:num-format="{kind}" {more}'
+        return f"<text:outline-level-style {number}/>"
+
+    levels = level(1, "A", 'style:num-prefix="Part " style:num-suffix=":" text:start-value="3"')
+    levels += level(2, "1", 'text:display-levels="2" style:num-suffix=")"') + level(3, "", "")
+    styles = f"<text:outline-style>{levels}</text:outline-style>"
+    styles += '<style:style style:name="own" style:parent-style-name="none"/>'
+    styles += '<style:style style:name="none" style:list-style-name=""/>'
+    body = ""
+    for depth, style, text in (
+        *((1, "", "Docks"), (2, "", "Tolls"), (2, "", "Hours"), (1, "own", "A word before")),
+        *((1, "", "Crews"), (2, "", "Pay"), (3, "", "In May")),
+    ):
+        name = f'text:outline-level="{depth}" text:style-name="{style}"'
+        body += f"<text:h {name}>{text}</text:h>"
+    assert open_document("text", body, styles).split("\n\n") == [
+        *("# Part C: Docks", "## C.1) Tolls", "## C.2) Hours", "# A word before"),
+        *("# Part D: Crews", "## D.1) Pay", "### In May"),
+    ]
+
+
 def test_hidden_sheets_of_an_open_document_are_left_out() -> None:
     styles = (
         '<style:style style:name="ta2"><style:table-properties table:display="{}"/></style:style>'

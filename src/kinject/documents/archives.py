@@ -21,6 +21,7 @@ from kinject.documents.charsets import declared_charset
 from kinject.documents.equations import UnwritableMath, equation_text
 from kinject.documents.html import page_of
 from kinject.documents.number_formats import number_text
+from kinject.documents.numbering import NumberedHeadings
 from kinject.documents.office import attribute_at, comment_text, whole_number
 from kinject.documents.readers import LocatedDocument, ReadOptions, UnreadPart, read_member
 from kinject.documents.text import (
@@ -326,16 +327,17 @@ def read_open_document(
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
     raised text, and of hidden or struck text, hidden sheets and slides, (style, depth) of lists ->
-    kind of their numbers and the first, and the last number of each."""
+    kind of their numbers and the first, the last number of each, and the numbers of headings."""
 
     embedded: Mapping[str, str]
     raised: frozenset[str]
     hidden: frozenset[str]
     numbered: Mapping[tuple[str, int], tuple[str, int]]
     last_numbers: dict[tuple[str, int], int]
+    headings: NumberedHeadings
 
 
-_NO_LOOKS = _Looks({}, frozenset(), frozenset(), {}, {})
+_NO_LOOKS = _Looks({}, frozenset(), frozenset(), {}, {}, NumberedHeadings([]))
 """Of what has no styles, as titles and comments."""
 
 
@@ -372,7 +374,8 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
     # "super 58%", or how far it is raised: "33% 58%"; lowered text has a minus.
     raised = {name for name in parents if re.match("super|[1-9]", _own(name, places, parents))}
     hidden = {name for name in parents if _own(name, shown, parents) == "none"}
-    return _Looks(embedded, frozenset(raised), frozenset(hidden), numbered, {})
+    headings = NumberedHeadings(roots)
+    return _Looks(embedded, frozenset(raised), frozenset(hidden), numbered, {}, headings)
 
 
 def _take_hidden_cells(body: XmlElement) -> dict[str, int]:
@@ -577,6 +580,10 @@ def _element_html(element: XmlElement, tag: str, values: Mapping[str, str], look
     attributes."""
     tag = tag.format(level=min(int(values.get("outline-level", 1)), 6))
     inner = _as_html(element, looks)
+    if element.tag == f"{_TEXT}h":
+        mark = looks.headings.next_mark(element)
+        if inner.strip():
+            inner = html.escape(mark) + inner
     if tag == "td" and not inner:
         inner = html.escape(_cell_value(values))
     n = 1
