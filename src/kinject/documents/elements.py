@@ -72,12 +72,8 @@ def page_text(
             page.add_text(node.text_content or "")
         elif closing:
             page.close(tag)
-        elif tag == "math" and not page.verbatim:
-            page.add_text(mathml_text(node.html or ""))
-        elif not page.verbatim and _is_raised(node, tag) and raised(node.text()) != node.text():
-            page.add_text(raised(node.text()))
-        elif _tick(node, tag):
-            page.add_text(f"{_tick(node, tag)} ")
+        elif not page.verbatim and _whole_text(node, tag):
+            page.add_text(_whole_text(node, tag))
         elif tag[:1].isalpha() and not _is_skipped(node, tag, has_asides):
             if tag == "table" and _is_placed(node, page, within):
                 continue
@@ -85,6 +81,16 @@ def page_text(
             stack.append((node, True))
             stack += [(child, False) for child in reversed(list(node.iter(include_text=True)))]
     return page.text()
+
+
+def _whole_text(node: LexborNode, tag: str) -> str:
+    """Return the text of an element that is read as a whole: an equation, raised digits, a box of a
+    list of tasks; "" for others."""
+    if tag == "math":
+        return mathml_text(node.html or "") or " "
+    if _is_raised(node, tag) and raised(node.text()) != node.text():
+        return raised(node.text())
+    return _tick(node, tag)
 
 
 def _is_placed(table: LexborNode, page: _Page, within: list[str] | None) -> bool:
@@ -258,7 +264,7 @@ def _tick(node: LexborNode, tag: str) -> str:
         is_box, is_ticked = _is_in_item(node), "checked" in node.attributes
     if not is_box:
         return ""
-    return "☒" if is_ticked else "☐"
+    return "☒ " if is_ticked else "☐ "
 
 
 def _is_in_item(node: LexborNode) -> bool:
