@@ -472,6 +472,17 @@ def test_headings_of_an_open_document_have_the_numbers_that_are_shown() -> None:
     ]
 
 
+def test_code_of_an_open_document_keeps_its_lines_and_their_indentation() -> None:
+    lines = [("Preformatted_20_Text", "while rows():"), ("P3", "<text:s text:c='2'/>rest(  1)"), ("P3", ""),
+             ("P3", "land()")]  # fmt: skip
+    styles = '<style:style style:name="P3" style:parent-style-name="Preformatted_20_Text"/>'
+    code = "\n".join(f'<text:p text:style-name="{style}">{line}</text:p>' for style, line in lines)
+    body = f"<text:p>So:</text:p>{code}<text:p>Then <text:s/>rest.</text:p>"
+    assert open_document("text", body, styles) == (
+        "So:\n\n```\nwhile rows():\n  rest(  1)\n\nland()\n```\n\nThen rest."
+    )
+
+
 def test_hidden_sheets_of_an_open_document_are_left_out() -> None:
     styles = (
         '<style:style style:name="ta2"><style:table-properties table:display="{}"/></style:style>'

@@ -54,6 +54,8 @@ _TAGS = {
 """Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
 content."""
 _SPACES = {"s": " ", "tab": "\t"}
+# The style of Writer for lines of code, each a paragraph of its own.
+_CODE = "Preformatted_20_Text"
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
 _OFFICE = f"{{{_OASIS}:office:1.0}}"
 _DRAW = f"{{{_OASIS}:drawing:1.0}}"
@@ -315,9 +317,8 @@ def read_open_document(
             if slide.get(f"{_DRAW}style-name") in looks.hidden
         ]
         meta["hidden_cells"] = _take_hidden_cells(body)
-        _, text, _ = page_of(
-            path, f"<html><body>{_as_html(body, looks)}</body></html>", whole_page=True
-        )
+        content_html = re.sub(r"</pre>\s*<pre>", "", _as_html(body, looks))
+        _, text, _ = page_of(path, f"<html><body>{content_html}</body></html>", whole_page=True)
     heading = re.search(r"^#+ (.+)$", text, re.MULTILINE)
     title = meta.pop("title") or (heading[1] if heading else "")
     meta["date"] = meta["date"][:10]
@@ -327,7 +328,7 @@ def read_open_document(
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
     raised text, and of hidden or struck text, hidden sheets and slides, (style, depth) of lists ->
-    kind of their numbers and the first, the last number of each, and the numbers of headings."""
+    kind of their numbers and the first, the last number of each; numbers of headings; code."""
 
     embedded: Mapping[str, str]
     raised: frozenset[str]
@@ -335,9 +336,10 @@ class _Looks(NamedTuple):
     numbered: Mapping[tuple[str, int], tuple[str, int]]
     last_numbers: dict[tuple[str, int], int]
     headings: NumberedHeadings
+    code: frozenset[str]
 
 
-_NO_LOOKS = _Looks({}, frozenset(), frozenset(), {}, {}, NumberedHeadings([]))
+_NO_LOOKS = _Looks({}, frozenset(), frozenset(), {}, {}, NumberedHeadings([]), frozenset())
 """Of what has no styles, as titles and comments."""
 
 
@@ -374,8 +376,14 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
     # "super 58%", or how far it is raised: "33% 58%"; lowered text has a minus.
     raised = {name for name in parents if re.match("super|[1-9]", _own(name, places, parents))}
     hidden = {name for name in parents if _own(name, shown, parents) == "none"}
-    headings = NumberedHeadings(roots)
-    return _Looks(embedded, frozenset(raised), frozenset(hidden), numbered, {}, headings)
+    headings, code = NumberedHeadings(roots), _styles_of_code(parents)
+    return _Looks(embedded, frozenset(raised), frozenset(hidden), numbered, {}, headings, code)
+
+
+def _styles_of_code(parents: Mapping[str, str]) -> frozenset[str]:
+    """Return the style of lines of code, and the styles below it."""
+    below = (name for name in parents if _own(name, {_CODE: _CODE}, parents))
+    return frozenset({_CODE, *below})
 
 
 def _take_hidden_cells(body: XmlElement) -> dict[str, int]:
@@ -541,7 +549,7 @@ def _child_html(parent: XmlElement, child: XmlElement, looks: _Looks) -> str:
     name = child.tag.rpartition("}")[2]
     values = {str(key).rpartition("}")[2]: value for key, value in child.attrib.items()}
     if name in _SPACES:
-        return _SPACES[name]
+        return _SPACES[name] * min(whole_number(values.get("c"), 1), _MOST_BLANK)
     # The name and the description of a picture.
     if child.tag.startswith(_PICTURE) or _TAGS.get(name) == "":
         return ""
@@ -572,20 +580,26 @@ def _child_html(parent: XmlElement, child: XmlElement, looks: _Looks) -> str:
 
 
 def _html_on_one_line(element: XmlElement, looks: _Looks) -> str:
-    return " ".join(re.sub("</?p>", " ", _as_html(element, looks)).split())
+    return " ".join(re.sub("</?p(?:re)?>", " ", _as_html(element, looks)).split())
 
 
-def _element_html(element: XmlElement, tag: str, values: Mapping[str, str], looks: _Looks) -> str:
-    """Return an element as the `tag` of HTML, "" for its content alone; `values` are its
-    attributes."""
-    tag = tag.format(level=min(int(values.get("outline-level", 1)), 6))
+def _inner_html(element: XmlElement, tag: str, values: Mapping[str, str], looks: _Looks) -> str:
+    """Return the content of an element: a heading's behind its number, of a cell its value."""
     inner = _as_html(element, looks)
     if element.tag == f"{_TEXT}h":
         mark = looks.headings.next_mark(element)
-        if inner.strip():
-            inner = html.escape(mark) + inner
+        return f"{html.escape(mark)}{inner}" if inner.strip() else ""
     if tag == "td" and not inner:
-        inner = html.escape(_cell_value(values))
+        return html.escape(_cell_value(values))
+    return inner
+
+
+def _element_html(element: XmlElement, tag: str, values: Mapping[str, str], looks: _Looks) -> str:
+    """Return an element as the `tag` of HTML, "" for its content alone, by its attributes."""
+    tag = tag.format(level=min(int(values.get("outline-level", 1)), 6))
+    inner = _inner_html(element, tag, values, looks)
+    if tag == "p" and values.get("style-name") in looks.code:
+        return f"<pre>{inner}\n</pre>"
     n = 1
     # An empty row has cells without text.
     if re.search(r"(?:^|>)\s*[^<\s]", inner):
