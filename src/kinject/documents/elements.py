@@ -255,7 +255,7 @@ def _is_raised(node: LexborNode, tag: str) -> bool:
 
 
 def _tick(node: LexborNode, tag: str) -> str:
-    """Return the sign of a box of a list of tasks, which is ticked or not; "" for other elements."""
+    """Return the sign of a box of a list of tasks, ticked or not; "" for other elements."""
     names = (node.attributes.get("class") or "").split()
     # Notion draws its boxes.
     is_box = tag == "div" and "checkbox" in names
