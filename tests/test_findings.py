@@ -487,6 +487,33 @@ def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
     assert of_methods <= of_findings
 
 
+PASSES = json.loads((RESULTS / "real-paraphrases.json").read_text("utf-8"))
+
+
+def test_the_table_by_number_of_paraphrases_is_its_results() -> None:
+    found = {
+        (item["arm"], item["question_set"]): item
+        for item in PASSES["results"]
+        if item["format"] != "texts-no-question"
+    }
+    levels = ("words", "reworded", "inferred", "combined")
+    control = []
+    for n in (0, 1, 2, 5, 10):
+        wanted = [100 * found[f"passes {n}", level]["accuracy"] for level in levels]
+        row = cells("docs/findings.md", "### Accuracy by number", str(n or "none"))
+        assert row == pytest.approx(wanted, abs=0.051)
+        control += [100 * found[f"passes {n}", level]["without_question"] for level in levels]
+    assert {len(item["by_seed"]) for (arm, _), item in found.items() if arm != "base"} == {3}
+    page = " ".join((ROOT / "docs/findings.md").read_text("utf-8").split())
+    text = page.partition("### Accuracy by number")[2].partition("###")[0]
+    assert f"without the question {min(control):.0f} to {max(control):.0f}%" in text
+    (claim,) = PASSES["claims"]
+    low, effect, high = (100 * claim[key] for key in ("low", "effect", "high"))
+    assert f"+{effect:.1f} points ({low:.1f} to {high:.1f})" in text
+    # One of the two claims of its study: without the other's p Holm doubles this one.
+    assert f"p = {claim['p_holm']:.3f}, but {2 * claim['p_holm']:.3f} after Holm" in text
+
+
 def test_the_hours_of_the_company_s_studies_are_those_of_their_recipes() -> None:
     page = (ROOT / "docs/studies.md").read_text("utf-8")
     said = re.search(r"`real.yaml`, `real-paraphrases.yaml` .* (\d+) and (\d+) hours", page)
