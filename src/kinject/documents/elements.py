@@ -87,6 +87,7 @@ def _whole_text(node: LexborNode, tag: str) -> str:
     """Return the text of an element that is read as a whole: an equation, raised digits, a box of a
     list of tasks; "" for others."""
     if tag == "math":
+        # A space for an empty one, whose elements are no text of the page.
         return mathml_text(node.html or "") or " "
     if _is_raised(node, tag) and raised(node.text()) != node.text():
         return raised(node.text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kinject.documents.office import OFF, attribute_at, whole_number
@@ -11,15 +11,11 @@ from kinject.documents.text import XmlElement, one_line
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _VAL = f"{_W}val"
-_OPEN_TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
-_OPEN_STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
 _ROMAN = (
     *((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l")),
     *((40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i")),
 )
 
-# Styles above one another; more are those that lead to themselves.
-_DEEPEST_STYLE = 20
 _HAN_DIGITS = "〇一二三四五六七八九"
 
 
@@ -186,57 +182,3 @@ def _is_on(element: XmlElement | None) -> bool:
 def _value(parent: XmlElement, name: str) -> str:
     """Return the value of a property, "" without one."""
     return attribute_at(parent, f"{_W}{name}", _VAL)
-
-
-class NumberedHeadings:
-    """The headings of an OpenDocument text, counted as they come; `roots` are those of the parts
-    with its styles, of which one numbers the headings of each level."""
-
-    def __init__(self, roots: Sequence[XmlElement]) -> None:
-        self._levels: dict[int, XmlElement] = {}
-        self._styles: dict[str, XmlElement] = {}
-        for root in roots:
-            for level in root.iter(f"{_OPEN_TEXT}outline-level-style"):
-                if level.get(f"{_OPEN_STYLE}num-format"):
-                    self._levels[whole_number(level.get(f"{_OPEN_TEXT}level"), 1)] = level
-            for style in root.iter(f"{_OPEN_STYLE}style"):
-                self._styles[style.get(f"{_OPEN_STYLE}name", "")] = style
-        self._counts: dict[int, int] = {}
-
-    def next_mark(self, heading: XmlElement) -> str:
-        """Return the number of the next heading as its reader sees it, with a space behind it; ""
-        if it has none."""
-        depth = whole_number(heading.get(f"{_OPEN_TEXT}outline-level"), 1)
-        level = self._levels.get(depth)
-        is_numbered = heading.get(f"{_OPEN_TEXT}is-list-header") != "true"
-        if level is None or not is_numbered or self._has_own_list(heading):
-            return ""
-        self._counts[depth] = self._last(depth) + 1
-        for deeper in [other for other in self._counts if other > depth]:
-            del self._counts[deeper]
-        n_shown = whole_number(level.get(f"{_OPEN_TEXT}display-levels"), 1)
-        numbers = []
-        for shown in range(depth - n_shown + 1, depth + 1):
-            if shown in self._levels:
-                kind = self._levels[shown].get(f"{_OPEN_STYLE}num-format")
-                numbers.append(item_number(max(1, self._last(shown)), kind))
-        before = level.get(f"{_OPEN_STYLE}num-prefix", "")
-        after = level.get(f"{_OPEN_STYLE}num-suffix", "")
-        return f"{before}{'.'.join(numbers)}{after} "
-
-    def _last(self, depth: int) -> int:
-        """Return the number of the last heading of a level, one less than the first before it."""
-        first = whole_number(self._levels[depth].get(f"{_OPEN_TEXT}start-value"), 1)
-        return self._counts.get(depth, first - 1)
-
-    def _has_own_list(self, heading: XmlElement) -> bool:
-        """Return whether the style of a heading, or one above it, has another list, or none."""
-        name = heading.get(f"{_OPEN_TEXT}style-name", "")
-        for _ in range(_DEEPEST_STYLE):
-            style = self._styles.get(name)
-            if style is None:
-                return False
-            if f"{_OPEN_STYLE}list-style-name" in style.attrib:
-                return True
-            name = style.get(f"{_OPEN_STYLE}parent-style-name", "")
-        return False
