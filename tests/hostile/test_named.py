@@ -115,7 +115,10 @@ def test_other_encodings_than_utf_8_are_reported(tmp_path: Path, kind: str, data
     pytest.importorskip("selectolax")
     name, read = FILES[kind]
     message = refusal(read, written(tmp_path / name, data))
-    assert "UTF-8" in message or "utf-8" in message
+    if kind == "documents" and data == "a\n".encode("utf-16"):
+        assert "x.jsonl:1: not JSON" in message  # rows of documents may be in UTF-16
+    else:
+        assert "UTF-8" in message or "utf-8" in message
 
 
 @pytest.mark.parametrize("kind", ROWS)
