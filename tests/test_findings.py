@@ -487,6 +487,25 @@ def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
     assert of_methods <= of_findings
 
 
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ("c938d3a0253662fc", "39fe527ce526ec10"),
+        ("db52048d21d3f814", "7a65d86b1a448801"),
+        ("e0e82514b9f11225", "c78e65931ba49752"),
+    ],
+)
+def test_a_training_that_was_done_twice_has_the_same_weights(first: str, again: str) -> None:
+    """Ten paraphrases, each text once, are as many updates by their number and by one epoch."""
+    sums = [
+        json.loads(_archived("train", stage, "manifest.json"))["outputs"]["model/SHA256SUMS"]
+        for stage in (first, again)
+    ]
+    assert sums[0] == sums[1]
+    page = " ".join((ROOT / "docs/reliability.md").read_text("utf-8").split())
+    assert "Three trainings of the company's study were done twice" in page
+
+
 PASSES = json.loads((RESULTS / "real-paraphrases.json").read_text("utf-8"))
 
 
