@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ from country import write_study
 
 from kinject.disk import write_json, write_jsonl
 from kinject.errors import InputError
-from kinject.executors import Outcome
+from kinject.executors import Outcome, run_logged
 from kinject.plan.length import RunLength
 from kinject.recipe import read_recipe
 from kinject.study import planner, stages
@@ -401,6 +402,23 @@ def test_a_token_matched_arm_reads_what_the_other_read_without_what_was_cut_off(
     own = SimpleNamespace(model=None, corpus=SimpleNamespace(path="corpus.jsonl"))
     overrides = stages._matching_epochs(own, tmp_path)
     assert overrides == ["trainer.max_steps=-1", "trainer.num_train_epochs=5.0"]  # 4 x 600 / 480
+
+
+def test_a_training_that_is_done_again_for_its_weights_has_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(stage: Stage) -> dict[str, int]:
+        os.write(1, b"training: 3/7 steps\n")  # print would write to what pytest captures
+        raise InputError("row 5: no text. Write one.")
+
+    stage = Stage("id", "train", tmp_path / "train", "train.yaml", ())
+    (stage.folder / "model").mkdir(parents=True)
+    (stage.folder / "log.jsonl").write_text("{}\n")
+    write_json(stage.marker, {"id": "id", "tokens": 5, "deleted": True})
+    monkeypatch.setattr(stages, "_RUN", {"train": train})
+    assert run_logged(stage) == (None, "row 5: no text. Write one.")
+    assert (stage.folder / "stage.log").read_text() == "training: 3/7 steps\n"
+    assert not (stage.folder / "log.jsonl").exists()
 
 
 def test_weights_that_a_killed_run_was_deleting_are_deleted_by_the_next_one(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
+from kinject.executors import LOG
 from kinject.manifests import MANIFEST, FinishedTraining, read_train_manifest
 from kinject.process import peak_memory
 from kinject.recipe import TrainRecipe, read_recipe
@@ -186,11 +187,12 @@ the next."""
 
 
 def _empty(folder: Path) -> None:
-    """Delete the files of a stage whose weights were deleted; its lock and marker remain."""
+    """Delete the files of a stage whose weights were deleted; its lock and its log, which this
+    process writes to, remain."""
     for path in folder.glob("[!.]*"):
         if path.is_dir():
             shutil.rmtree(path)
-        else:
+        elif path.name != LOG:
             path.unlink()
 
 
