@@ -265,7 +265,9 @@ def _tick(node: LexborNode, tag: str) -> str:
         is_box, is_ticked = _is_in_item(node), "checked" in node.attributes
     if not is_box:
         return ""
-    return "☒ " if is_ticked else "☐ "
+    if is_ticked:
+        return "☒ "
+    return "☐ "
 
 
 def _is_in_item(node: LexborNode) -> bool:

@@ -252,8 +252,9 @@ def _keep_structure(units: Sequence[str], kept: list[bool], first: int, last: in
 
 def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -> bool:
     item = _ITEM.match(unit)
-    content = unit[item.end() :] if item else unit
-    words = re.findall(r"\w+", content.lower())
+    if item is not None:
+        unit = unit[item.end() :]
+    words = re.findall(r"\w+", unit.lower())
     # Triples of a short line are too few, and found anywhere: the whole line must be there.
     if len(words) < 4:
         return bool(words) and " ".join(words) in lines

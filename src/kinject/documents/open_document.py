@@ -437,7 +437,9 @@ def _inner_html(element: XmlElement, tag: str, values: Mapping[str, str], looks:
     inner = _as_html(element, looks)
     if element.tag == f"{_TEXT}h":
         mark = looks.headings.next_mark(element)
-        return f"{html.escape(mark)}{inner}" if inner.strip() else ""
+        if not inner.strip():
+            return ""
+        return html.escape(mark) + inner
     if tag == "td" and not inner:
         return html.escape(_cell_value(values))
     return inner
