@@ -103,8 +103,8 @@ _CYRILLIC_ALPHABETS = (
 """Of Russian and Bulgarian, Ukrainian, Belarusian, Serbian and Macedonian."""
 _CYRILLIC_WORD = re.compile("[Ѐ-ӿ]{3,}")
 _MOSTLY_IN_WORDS = 0.5
-"""The fraction of the letters that stand in words of them. The accents of Italian or Norwegian, as
-Cyrillic its commonest letters, stand alone among letters of ASCII."""
+"""How many of the Cyrillic letters of a text stand in words, at least, as a fraction. Accented
+letters of Italian or Norwegian that are read as Cyrillic stand alone among letters of ASCII."""
 _COMMON_CYRILLIC = re.compile("[аеионтрсвліы]")
 # Capitals do not count: Hebrew, whose letters are all of one kind, is capitals in KOI8.
 _MOSTLY_COMMON = 0.5

@@ -70,10 +70,15 @@ def page_text(
         tag = node.tag or ""
         if tag == "-text":
             page.add_text(node.text_content or "")
-        elif closing:
+            continue
+        if closing:
             page.close(tag)
-        elif not page.verbatim and _whole_text(node, tag):
-            page.add_text(_whole_text(node, tag))
+            continue
+        whole = ""
+        if not page.verbatim:
+            whole = _whole_text(node, tag)
+        if whole:
+            page.add_text(whole)
         elif tag[:1].isalpha() and not _is_skipped(node, tag, has_asides):
             if tag == "table" and _is_placed(node, page, within):
                 continue

@@ -139,8 +139,8 @@ def _main_text(path: Path, source: str, tree: LexborHTMLParser, text: str) -> st
     """Return the main text of a page whose whole text is `text`."""
     # Token F1 on 181 pages: trafilatura's text .959, but without tables, headings and code; its
     # lines as a filter over our own text .950, with them; <main> or the only <article> .791.
-    is_document = tree.css_first(_WIKI_PAGE) is not None or _is_saved_document(tree, text)
-    if len(text) > _SHORT_PAGE and not is_document:
+    is_wiki = tree.css_first(_WIKI_PAGE) is not None
+    if len(text) > _SHORT_PAGE and not is_wiki and not _is_saved_document(tree, text):
         trafilatura = import_extra("trafilatura", path)
         extracted: str = trafilatura.extract(source, include_comments=False) or ""
         main = _lines_within(text, extracted, {_plain(link.text()) for link in tree.css("a")})

@@ -122,17 +122,21 @@ def read_open_document(
 
 class _Headings:
     """The headings of a text, counted as they come; `roots` are those of the parts with its styles,
-    of which one numbers the headings of each level."""
+    of which one numbers the headings of each level, and `parents` the style above each."""
 
-    def __init__(self, roots: Sequence[XmlElement]) -> None:
+    def __init__(self, roots: Sequence[XmlElement], parents: Mapping[str, str]) -> None:
         self._levels: dict[int, XmlElement] = {}
-        self._styles: dict[str, XmlElement] = {}
+        self._parents = parents
+        # Styles with another list, or with none, which is a list of the name "".
+        self._listed: dict[str, str] = {}
         for root in roots:
             for level in root.iter(f"{_TEXT}outline-level-style"):
                 if level.get(f"{_STYLE}num-format"):
                     self._levels[whole_number(level.get(f"{_TEXT}level"), 1)] = level
             for style in root.iter(f"{_STYLE}style"):
-                self._styles[style.get(f"{_STYLE}name", "")] = style
+                if f"{_STYLE}list-style-name" in style.attrib:
+                    name = style.get(f"{_STYLE}name", "")
+                    self._listed[name] = name
         self._counts: dict[int, int] = {}
 
     def next_mark(self, heading: XmlElement) -> str:
@@ -141,7 +145,8 @@ class _Headings:
         depth = whole_number(heading.get(f"{_TEXT}outline-level"), 1)
         level = self._levels.get(depth)
         is_numbered = heading.get(f"{_TEXT}is-list-header") != "true"
-        if level is None or not is_numbered or self._has_own_list(heading):
+        has_own_list = _own(heading.get(f"{_TEXT}style-name", ""), self._listed, self._parents)
+        if level is None or not is_numbered or has_own_list:
             return ""
         self._counts[depth] = self._last(depth) + 1
         for deeper in [other for other in self._counts if other > depth]:
@@ -161,18 +166,6 @@ class _Headings:
         first = whole_number(self._levels[depth].get(f"{_TEXT}start-value"), 1)
         return self._counts.get(depth, first - 1)
 
-    def _has_own_list(self, heading: XmlElement) -> bool:
-        """Return whether the style of a heading, or one above it, has another list, or none."""
-        name = heading.get(f"{_TEXT}style-name", "")
-        for _ in range(_DEEPEST_STYLE):
-            style = self._styles.get(name)
-            if style is None:
-                return False
-            if f"{_STYLE}list-style-name" in style.attrib:
-                return True
-            name = style.get(f"{_STYLE}parent-style-name", "")
-        return False
-
 
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
@@ -188,7 +181,7 @@ class _Looks(NamedTuple):
     code: frozenset[str]
 
 
-_NO_LOOKS = _Looks({}, frozenset(), frozenset(), {}, {}, _Headings([]), frozenset())
+_NO_LOOKS = _Looks({}, frozenset(), frozenset(), {}, {}, _Headings([], {}), frozenset())
 """Of what has no styles, as titles and comments."""
 
 
@@ -225,7 +218,7 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
     # "super 58%", or how far it is raised: "33% 58%"; lowered text has a minus.
     raised = {name for name in parents if re.match("super|[1-9]", _own(name, places, parents))}
     hidden = {name for name in parents if _own(name, shown, parents) == "none"}
-    headings, code = _Headings(roots), _styles_of_code(parents)
+    headings, code = _Headings(roots, parents), _styles_of_code(parents)
     return _Looks(embedded, frozenset(raised), frozenset(hidden), numbered, {}, headings, code)
 
 

@@ -255,10 +255,8 @@ def _check_unnamed(path: Path, head: bytes, root_name: str) -> None:
     """Raise `InputError` if a file whose suffix is of no kind is XML (its root is `root_name`), or
     no text."""
     # Of another suffix it may be a text that begins with a tag, unless it declares itself.
-    is_xml = path.suffix.lower() in (".xml", ".xsd", ".rss", ".svg", "") or head.startswith(
-        b"<?xml"
-    )
-    if root_name and is_xml:
+    is_named = path.suffix.lower() in (".xml", ".xsd", ".rss", ".svg", "")
+    if root_name and (is_named or head.startswith(b"<?xml")):
         raise InputError(
             f"{path}: found XML whose root is <{root_name}>, can read MediaWiki's. "
             "Export HTML, or convert it."

@@ -14,6 +14,7 @@ from kinject.models.attention import (
     new_cartridge,
     padding_positions,
     steady_logits,
+    steady_output,
     text_start,
     try_attention,
     try_faster,

@@ -131,17 +131,24 @@ def _short_row(model: PreTrainedModel) -> torch.Tensor:
 
 
 def steady_logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
-    """Return the logits of `model` for `inputs`, [batch, length, vocabulary], float32, without
-    dropout, which would make two passes differ."""
+    """Return the logits of `model` for `inputs`, [batch, length, vocabulary], float32, as
+    `steady_output`."""
+    logits: torch.Tensor = steady_output(model, **inputs).logits.float()
+    return logits
+
+
+def steady_output(model: PreTrainedModel, **inputs: torch.Tensor | bool) -> Any:
+    """Return what `model` makes of `inputs`, without gradients, and without dropout, which would
+    make two passes differ."""
     import torch
 
     was_training = model.training
     model.eval()
     with torch.no_grad():
         # As in training: with the cache positions do not separate documents (off by 0.44).
-        logits: torch.Tensor = model(**inputs, use_cache=False).logits.float()
+        output = model(**inputs, use_cache=False)
     model.train(was_training)
-    return logits
+    return output
 
 
 def not_causal(config: PretrainedConfig) -> str:

@@ -526,10 +526,7 @@ def fused_head_error(model: PreTrainedModel, row: dict[str, list[int]]) -> float
     positions = torch.tensor([row["position_ids"][:_TRIED]], device=model.device)
     logits = models.steady_logits(model, input_ids=ids, position_ids=positions)[:, :-1]
     wanted = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[:, :, 0]
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        output = model(input_ids=ids, position_ids=positions, labels=ids, fused_lm_head=True)
-    model.train(was_training)
+    inputs = {"input_ids": ids, "position_ids": positions, "labels": ids}
+    output = models.steady_output(model, **inputs, fused_lm_head=True)
     # Not of the largest: rounding to bfloat16 is most of the log-prob of a token known by heart.
     return float((output.log_probs - wanted).abs().mean() / wanted.abs().mean().clamp(min=1.0))
