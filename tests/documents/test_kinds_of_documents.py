@@ -762,6 +762,7 @@ def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
         ("<p>So <span><span><math><msup><mi>v</mi><mn>3</mn></msup></math></span><span aria-hidden=true>v3</span></span>.",
          r"So \(v^{3}\)."),
         ("<p>So <span><span style='display:none'><math><mi>k</mi></math></span><img src=k></span>.", "So k."),
+        ("<p>Low water.</p><p style='visibility: hidden'>A draft.</p>", "Low water."),
     ],
 )  # fmt: skip
 def test_a_page_is_what_its_reader_sees(page: str, text: str) -> None:
@@ -793,6 +794,45 @@ def test_short_items_stay_whatever_their_numbers_are(kind: str, marks: str) -> N
     first, second, third = marks.split()
     assert f"{first} Ring\n{second} Wait here\n{third} Enter the lock" in text
     assert "Our map" not in text
+
+
+def site_text(article: str) -> str:
+    """Return the text of a page of a site, of which `article` is in the middle of the main text."""
+    prose = f"<p>{'The ferry to Tarn leaves at six and takes carts and cattle. ' * 8}</p>"
+    page = f"<nav></nav><article><h1>Ferry</h1>{prose}{article}{prose}</article>"
+    return only("a.html", f"<html><body>{page}</body></html>".encode()).text
+
+
+def test_short_lines_of_a_paragraph_stay_where_their_neighbours_do() -> None:
+    goods = [
+        "* No hay or straw on the upper deck of the ferry",
+        "* No lamps",
+        "* No dogs",
+        "* No tar",
+    ]
+    cell = f"<table><tr><td><p>{'<br>'.join(goods)}<br>* Carts are tied down by their own drivers</p></table>"
+    assert "upper deck of the ferry\n* No lamps\n* No dogs\n* No tar\n* Carts" in site_text(cell)
+    assert "Tickets" not in site_text("<div><a href=t.html>Tickets</a></div>")
+
+
+def test_links_below_an_item_of_words_stay_and_a_menu_of_links_goes() -> None:
+    links = "<ul><li><a href=1.html>Pier 4 is too short</a><li><a href=2.html>Pier 7 leaks</a></ul>"
+    planned = "<ul><li>We have the green light for another ferry next summer, with more room.<li>In repair:"
+    text = site_text(f"{planned}{links}</ul>")
+    assert "- In repair:\n  - Pier 4 is too short\n  - Pier 7 leaks" in text
+    menu = f"<ul><li><a href=p.html>All our piers</a>{links}</ul>"
+    assert "Pier" not in site_text(f"<ul><li>A ferry leaves for the islands every hour.</ul>{menu}")
+
+
+def test_sentences_with_many_equations_belong_to_the_main_text() -> None:
+    def math(name: str) -> str:
+        equation = f"<msup><mi>{name}</mi><mi>H</mi></msup><mo>=</mo><mfrac><mi>{name}</mi><mn>2</mn></mfrac>"
+        return f"<span style='display: none'><math>{equation}</math></span><img src={name}.svg>"
+
+    text = site_text(
+        f"<p>If {math('A')} holds, then {math('B')} as well, so {math('C')} as claimed.</p>"
+    )
+    assert r"as well, so \(C^{H}=\frac{C}{2}\) as claimed." in text
 
 
 def test_restructured_text_includes_no_other_file(tmp_path: Path) -> None:

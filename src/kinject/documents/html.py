@@ -22,7 +22,7 @@ from kinject.documents.text import (
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-_HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _READINGS = frozenset({"rt", "rp", "rtc"})
 """How words are read, above them: for 東京 in a sentence a reader would see it twice."""
 _SOFT_HYPHEN = re.compile("\u00ad|&(?:shy|#173|#xad);", re.IGNORECASE)
@@ -31,6 +31,11 @@ _UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", 
 """A fenced code, a table, or a line."""
 _ITEM = re.compile(r" *(?:-|\d+\.|[a-z]\.|[ivxlc]+\.) ", re.IGNORECASE)
 """The mark of an item, which trafilatura writes as a hyphen whatever its number or letter is."""
+_NO_INDENT = 1_000
+"""Deeper than any item: nothing is below it."""
+_EQUATION = re.compile(r"\\\(.*?\\\)")
+_SHORT_LINE = 4
+"""Words below which a line is short."""
 _SHORT_PAGE = 500
 """Characters up to which a page is read whole."""
 _SHARED = 0.6
@@ -194,13 +199,13 @@ def _lines_within(text: str, main: str, links: set[str]) -> str:
     Items of a list below them stay, too, unless they are `links`, as menus and lists of related
     pages are.
     """
-    words = re.findall(r"\w+", main.lower())
-    triples = set(zip(words, words[1:], words[2:], strict=False))
+    triples = set(_triples(_words_of(main)))
     lines = set(map(_plain, main.splitlines()))
     units = [match[0] for match in _UNIT.finditer(text)]
     kept = [_is_within(unit, triples, lines) for unit in units]
     if not any(kept):
         return ""
+    _keep_short_lines(units, kept, triples)
     last = _end_of_main(units, len(kept) - kept[::-1].index(True))
     _keep_items(units, kept, last, links)
     _keep_structure(units, kept, kept.index(True), last)
@@ -209,6 +214,19 @@ def _lines_within(text: str, main: str, links: set[str]) -> str:
         if keep or not unit.strip():
             lines_kept.append(unit)
     return re.sub(r"\n{3,}", "\n\n", "".join(lines_kept)).strip()
+
+
+def _keep_short_lines(
+    units: Sequence[str], kept: list[bool], triples: set[tuple[str, str, str]]
+) -> None:
+    """Keep the short lines that are in the main text between the same words as on the page: where
+    trafilatura joins the lines of a paragraph, none of them is a line of its text."""
+    filled = [index for index, unit in enumerate(units) if re.search(r"\w", unit)]
+    words = {index: _words_of(units[index]) for index in filled}
+    for before, index, after in zip(filled, filled[1:], filled[2:], strict=False):
+        if not kept[index] and len(words[index]) < _SHORT_LINE:
+            around = [*words[before][-2:], *words[index], *words[after][:2]]
+            kept[index] = all(triple in triples for triple in _triples(around))
 
 
 def _end_of_main(units: Sequence[str], last: int) -> int:
@@ -224,14 +242,28 @@ def _end_of_main(units: Sequence[str], last: int) -> int:
 
 
 def _keep_items(units: Sequence[str], kept: list[bool], last: int, links: set[str]) -> None:
-    """Keep the items of a list, up to the unit `last`, that follow a kept line and are no links."""
-    below = False
+    """Keep the items of a list, up to the unit `last`, that follow a kept line and are no links;
+    links, too, if they are below an item of words ("In progress:")."""
+    follows_kept = False
+    indent_of_words = _NO_INDENT
     for index, unit in enumerate(units):
+        if not unit.strip():
+            continue
         item = _ITEM.match(unit)
-        if item is not None and below and index < last and not kept[index]:
-            kept[index] = _plain(unit[item.end() :]) not in links
-        if unit.strip():
-            below = kept[index]
+        if item is None:
+            follows_kept = kept[index]
+            indent_of_words = _NO_INDENT
+            continue
+        indent = len(unit) - len(unit.lstrip(" "))
+        is_link = _plain(unit[item.end() :]) in links
+        is_of_words = indent > indent_of_words
+        if follows_kept and index < last and (is_of_words or not is_link):
+            kept[index] = True
+        follows_kept = kept[index]
+        if not is_of_words:
+            indent_of_words = _NO_INDENT
+            if kept[index] and not is_link:
+                indent_of_words = indent
 
 
 def _keep_structure(units: Sequence[str], kept: list[bool], first: int, last: int) -> None:
@@ -251,12 +283,22 @@ def _keep_structure(units: Sequence[str], kept: list[bool], first: int, last: in
 
 
 def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -> bool:
+    words = _words_of(unit)
+    # Triples of a short line are too few, and found anywhere: the whole line must be there.
+    if len(words) < _SHORT_LINE:
+        return bool(words) and " ".join(words) in lines
+    unit_triples = _triples(words)
+    return sum(triple in triples for triple in unit_triples) >= _SHARED * len(unit_triples)
+
+
+def _words_of(unit: str) -> list[str]:
+    """Return the words of a line, without the mark of an item and what is in equations, of which
+    trafilatura writes nothing, or the signs without their order."""
     item = _ITEM.match(unit)
     if item is not None:
         unit = unit[item.end() :]
-    words = re.findall(r"\w+", unit.lower())
-    # Triples of a short line are too few, and found anywhere: the whole line must be there.
-    if len(words) < 4:
-        return bool(words) and " ".join(words) in lines
-    unit_triples = list(zip(words, words[1:], words[2:], strict=False))
-    return sum(triple in triples for triple in unit_triples) >= _SHARED * len(unit_triples)
+    return re.findall(r"\w+", _EQUATION.sub(" ", unit).lower())
+
+
+def _triples(words: Sequence[str]) -> list[tuple[str, str, str]]:
+    return list(zip(words, words[1:], words[2:], strict=False))
