@@ -310,6 +310,12 @@ def test_web_pages(tmp_path: Path, run_here: Callable[..., str]) -> None:
         r"^\| (\w+) \| 1 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", printed, re.MULTILINE
     )
     assert rows == [("kinject_text", *["1.000"] * 3), ("trafilatura_text", *["1.000"] * 3)]
+    page_dir = tmp_path / "pages" / "one"
+    page_dir.mkdir(parents=True)
+    (page_dir / "source.html").write_text(page)
+    (page_dir / "expected.html").write_text(f"<div><p>{truth}</p><p>Home again and again</p></div>")
+    printed = run_here("documents/web_pages.py", tmp_path / "pages")
+    assert re.findall(r"\| kinject_text \| 1 \| 1.000 \| 0.968 \|", printed)  # 120 of 124 words
 
 
 def test_ground_truth_of_docling(tmp_path: Path, run_here: Callable[..., str]) -> None:
