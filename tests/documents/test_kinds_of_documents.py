@@ -763,6 +763,7 @@ def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
          r"So \(v^{3}\)."),
         ("<p>So <span><span style='display:none'><math><mi>k</mi></math></span><img src=k></span>.", "So k."),
         ("<p>Low water.</p><p style='visibility: hidden'>A draft.</p>", "Low water."),
+        ("<noscript><div class=old></noscript><p>At noon.</p><noscript></div>Allow scripts.</noscript>", "At noon."),
     ],
 )  # fmt: skip
 def test_a_page_is_what_its_reader_sees(page: str, text: str) -> None:
@@ -813,6 +814,30 @@ def test_short_lines_of_a_paragraph_stay_where_their_neighbours_do() -> None:
     cell = f"<table><tr><td><p>{'<br>'.join(goods)}<br>* Carts are tied down by their own drivers</p></table>"
     assert "upper deck of the ferry\n* No lamps\n* No dogs\n* No tar\n* Carts" in site_text(cell)
     assert "Tickets" not in site_text("<div><a href=t.html>Tickets</a></div>")
+
+
+def test_a_numbered_line_of_few_words_is_text() -> None:
+    shop = "<ul><li><a href=shop.html>Our shop</a></li></ul>"
+    assert "\n1. Ring twice.\n\n" in site_text(f"{shop}<p>1. Ring twice.</p>")
+
+
+def test_the_text_of_a_page_may_be_in_a_script_or_shown_part_by_part() -> None:
+    said = "The ferry to Tarn leaves at six and takes carts and cattle to the market. " * 12
+    article = json.dumps(
+        {"@context": "https://schema.org", "@type": "Article", "articleBody": said}
+    )
+    page = f"<script type='application/ld+json'>{article}</script><main><p>Loading.</p></main>"
+    assert said.strip() in only("a.html", f"<html><body>{page}</body></html>".encode()).text
+    parts = "".join(
+        f"<div style='display: none'><p>{n} of 9. {said}</p></div>" for n in range(2, 10)
+    )
+    page = f"<nav></nav><div id=parts><h2>Ferries</h2><p>1 of 9. Read all nine.</p>{parts}</div>"
+    text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
+    assert "9 of 9. The ferry to Tarn" in text
+    menu = (
+        f"<nav></nav><p>{said}</p><div style='display: none'><p>Our shop sells tickets.</p></div>"
+    )
+    assert "shop" not in only("a.html", f"<html><body>{menu}</body></html>".encode()).text
 
 
 def test_links_below_an_item_of_words_stay_and_a_menu_of_links_goes() -> None:

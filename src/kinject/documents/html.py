@@ -27,6 +27,8 @@ _READINGS = frozenset({"rt", "rp", "rtc"})
 """How words are read, above them: for 東京 in a sentence a reader would see it twice."""
 _SOFT_HYPHEN = re.compile("\u00ad|&(?:shy|#173|#xad);", re.IGNORECASE)
 """It shows at the end of a line only."""
+_NO_SCRIPT = re.compile(r"<noscript\b[^>]*>(?:(?!<noscript|-->).)*?</noscript\s*>", re.I | re.S)
+"""What is shown without scripts."""
 _UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", re.MULTILINE)
 """A fenced code, a table, or a line."""
 _ITEM = re.compile(r" *(?:-|\d+\.|[a-z]\.|[ivxlc]+\.) ", re.IGNORECASE)
@@ -45,6 +47,9 @@ _FOUND = 0.8
 _OF_A_SITE = "nav, footer, aside, form, button, iframe, script:not([src*=athjax])"
 """What a page of a site has beside its text: a script in each of 181 pages. Programs that save a
 document as a page write none but for its equations."""
+_SHOWN_LATER = 5
+"""How many times as much text as the visible one is hidden in a page whose script shows its parts
+one after another."""
 _MOST_LINKS = 0.1
 """The fraction of the text of a page without these that may link to other pages: more is a menu."""
 _META = (
@@ -82,11 +87,15 @@ def page_of(
     whole page, as with `whole_page`.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
-    source = _SOFT_HYPHEN.sub("", html_of_xhtml(source))
+    source = _NO_SCRIPT.sub(_closed_or_nothing, _SOFT_HYPHEN.sub("", html_of_xhtml(source)))
     tree = parser(source)
-    if _leave_out_unseen(tree):
-        source = tree.html or ""
+    n_unseen = _leave_out_unseen(tree)
     text = page_text(tree.body, has_asides=whole_page) if tree.body is not None else ""
+    if n_unseen > _SHOWN_LATER * len(text):
+        tree = parser(source)
+        text = page_text(tree.body, has_asides=whole_page) if tree.body is not None else ""
+    elif n_unseen:
+        source = tree.html or ""
     main = text if whole_page else ""
     if not main:
         main = _main_text(path, source, tree, text)
@@ -99,21 +108,28 @@ def page_of(
     return title, main, _meta(tree)
 
 
-def _leave_out_unseen(tree: LexborHTMLParser) -> bool:
-    """Take out of a page what nobody sees in its text, and return whether there was anything."""
+def _closed_or_nothing(no_script: re.Match[str]) -> str:
+    """Return what is shown without scripts, nothing if it opens an element that does not end in it:
+    to the parser, the rest of the page would be within it."""
+    html = no_script[0].lower()
+    return no_script[0] if html.count("<div") == html.count("</div") else ""
+
+
+def _leave_out_unseen(tree: LexborHTMLParser) -> int:
+    """Take out of a page what nobody sees in its text, and return how many characters it had."""
     # A section behind a button or the name of a tab is text, though it is hidden until then.
     opened: set[str] = set()
     for key in ("aria-controls", "for", "href", "data-target", "data-bs-target"):
         for node in tree.css(f"[{key}]"):
             opened.update((node.attributes.get(key) or "").replace("#", " ").split())
-    is_any = False
+    n_characters = 0
     found = tree.css("rt, rp, rtc, [hidden], [style], [aria-hidden=true]")
     # From the end, as what is within another goes before it; each is found once a selector.
     for node in reversed({node.mem_id: node for node in found}.values()):
         if node.tag in _READINGS or _is_hidden(node, opened) or _is_drawn_math(node):
+            n_characters += len(node.text(strip=True))
             node.decompose()
-            is_any = True
-    return is_any
+    return n_characters
 
 
 def _is_hidden(node: LexborNode, opened: set[str]) -> bool:
@@ -144,22 +160,27 @@ def _main_text(path: Path, source: str, tree: LexborHTMLParser, text: str) -> st
     """Return the main text of a page whose whole text is `text`."""
     # Token F1 on 181 pages: trafilatura's text .959, but without tables, headings and code; its
     # lines as a filter over our own text .950, with them; <main> or the only <article> .791.
-    is_wiki = tree.css_first(_WIKI_PAGE) is not None
-    if len(text) > _SHORT_PAGE and not is_wiki and not _is_saved_document(tree, text):
+    main = extracted = ""
+    if tree.css_first(_WIKI_PAGE) is None and not _is_saved_document(tree, text):
         trafilatura = import_extra("trafilatura", path)
-        extracted: str = trafilatura.extract(source, include_comments=False) or ""
-        main = _lines_within(text, extracted, {_plain(link.text()) for link in tree.css("a")})
-        # Most of the text is in a script of the page.
-        if len(main) < _FOUND * len(extracted):
-            return extracted
-        if main:
-            return main
+        extracted = trafilatura.extract(source, include_comments=False) or ""
+        if len(text) > _SHORT_PAGE:
+            main = _lines_within(text, extracted, {_plain(link.text()) for link in tree.css("a")})
+    main = main or _main_element(tree) or text
+    # Most of the text is in a script of the page.
+    if len(main) < _FOUND * len(extracted):
+        return extracted
+    return main
+
+
+def _main_element(tree: LexborHTMLParser) -> str:
+    """Return the text of <main>, or of the only <article>."""
     root = tree.css_first(f"main, {_WIKI_PAGE}")
     articles = tree.css("article")
     # Several articles are a list of them, as on the front page of a blog.
     if root is None and len(articles) == 1:
         root = articles[0]
-    return text if root is None else page_text(root)
+    return "" if root is None else page_text(root)
 
 
 def _is_saved_document(tree: LexborHTMLParser, text: str) -> bool:
@@ -200,7 +221,7 @@ def _lines_within(text: str, main: str, links: set[str]) -> str:
     pages are.
     """
     triples = set(_triples(_words_of(main)))
-    lines = set(map(_plain, main.splitlines()))
+    lines = {" ".join(_words_of(line)) for line in main.splitlines()}
     units = [match[0] for match in _UNIT.finditer(text)]
     kept = [_is_within(unit, triples, lines) for unit in units]
     if not any(kept):
