@@ -100,9 +100,7 @@ class TrainingCorpus(CorpusFile):
         for row in super().__iter__():
             if row.shape in self.method.refused_shapes:
                 content = "prompt and completion" if row.shape == "completion" else row.shape
-                found = (
-                    f"found {self.method.name}, but row {row.id} of {self.path} holds {content}."
-                )
+                found = f"found {self.method.name}, but {row.location} holds {content}."
                 raise fault("method", f"{found} Remove method or change the corpus.")
             yield row
 
