@@ -58,6 +58,22 @@ def test_text_has_any_suffix_and_front_matter_is_meta() -> None:
         assert only("a.md", text.encode()).text == text
 
 
+def test_markdown_has_no_comments_and_its_characters_are_not_their_names() -> None:
+    page = "# Quay<!-- by Ada -->\n\nTolls &amp; fees: 5&nbsp;kr, caf&eacute;, <!-- no\nkey --> R&#x26;D &unknown;\n\n"
+    code = "`<!-- a --> &lt;` ``b ` &gt;``\n\n```html\n<!-- c --> &amp;\n```\n\n| a &#124; b |\n"
+    document = only("a.md", (page + code).encode())
+    assert document.title == "Quay"
+    assert document.text.rstrip() == (
+        "# Quay\n\nTolls & fees: 5 kr, café,  R&D &unknown;\n\n" + code.rstrip()
+    )
+    cells = [
+        {"cell_type": "markdown", "source": ["1&frac12; ", "<!-- x -->kr"]},
+        {"cell_type": "raw", "source": "&amp;"},
+    ]
+    book = json.dumps({"metadata": {}, "cells": cells})
+    assert only("a.ipynb", book.encode()).text == "1½ kr\n\n&amp;"
+
+
 @pytest.mark.parametrize(
     ("text", "title"),
     [

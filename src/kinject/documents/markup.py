@@ -22,6 +22,7 @@ from kinject.documents.text import (
     library_errors,
     markdown_table,
     one_line,
+    shown_markdown,
     spanned,
     whole_file,
 )
@@ -235,6 +236,8 @@ def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
             source = "".join(cell["source"]).strip()
             if source and cell["cell_type"] == "code":
                 source = fenced(source, language)
+            elif cell["cell_type"] == "markdown":
+                source = shown_markdown(source)
             parts.append(source)
     body = "\n\n".join(filter(None, parts))
     yield whole_file(path, first_heading(body), body)

@@ -49,6 +49,13 @@ _HEADING = re.compile(r"^#[ \t]+(.*)$|^(?=[^\W_])(.+)\n=+[ \t]*$", re.MULTILINE)
 """A heading of level 1, with its mark before it or a line below it."""
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+)[^\n`]*\n(?s:.*?)(?:^ {0,3}\1|\Z)", re.MULTILINE)
 """Code between fences, in which # begins a comment."""
+# Bounded, and no comment within a comment: what never ends would be sought to the end each time.
+_UNLIKE_SHOWN = re.compile(
+    r"(?P<code>(?<!`)(?P<ticks>`+)(?!`).{1,400}?(?<!`)(?P=ticks)(?!`))"
+    r"|<!--(?:(?!<!--).)*?-->|&(?:#[0-9]{1,7}|#x[0-9a-f]{1,6}|[a-z][a-z0-9]{1,30});",
+    re.DOTALL | re.IGNORECASE,
+)
+"""Of Markdown outside fences: code, which is shown as it is, comments, and names of characters."""
 _SEVEN_BIT = {"iso2022_jp": b"\x1b", "iso2022_kr": b"\x1b", "hz": b"~{", "utf-7": b"+"}
 """Codecs whose bytes are those of ASCII -> what begins another letter."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a]")
@@ -81,8 +88,34 @@ def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
     """Yield the one document in a Markdown file, named by its first heading of level 1."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     text, stated = _front_matter(text)
+    text = shown_markdown(text)
     title = str(stated.pop("title", "")) or first_heading(text)
     yield whole_file(path, title, text, {**stated, **meta})
+
+
+def shown_markdown(text: str) -> str:
+    """Return Markdown without comments, which nobody sees, and with each character that is written
+    by its name, such as ``&eacute;``, as itself; code stays as it is."""
+    parts = []
+    end = 0
+    for fence in _FENCED.finditer(text):
+        parts += [_UNLIKE_SHOWN.sub(_as_shown, text[end : fence.start()]), fence[0]]
+        end = fence.end()
+    parts.append(_UNLIKE_SHOWN.sub(_as_shown, text[end:]))
+    return "".join(parts)
+
+
+def _as_shown(match: re.Match[str]) -> str:
+    if match["code"]:
+        return match[0]
+    if match[0].startswith("<!--"):
+        return ""
+    character = html.unescape(match[0])
+    if character == "|":
+        return match[0]  # it would end the cell of a table
+    if character.isspace():
+        return " "
+    return character.replace("\u00ad", "")
 
 
 def first_heading(text: str) -> str:
