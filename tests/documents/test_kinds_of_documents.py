@@ -74,6 +74,16 @@ def test_markdown_has_no_comments_and_its_characters_are_not_their_names() -> No
     assert only("a.ipynb", book.encode()).text == "1½ kr\n\n&amp;"
 
 
+def test_markdown_has_no_bytes_of_pictures() -> None:
+    uri = f"data:image/png;base64,{'iVBORw0KGgo+/4' * 50}=="
+    page = f"The quay ![seen from above]({uri})<img alt=x src='{uri}'> is long.![][image2]\n\n![map](map.png)\n"
+    text = only(
+        "a.md", f"{page}\n[image2]: <{uri}>\n[site]: https://example.org\n`{uri}`".encode()
+    ).text
+    assert text.startswith("The quay seen from above is long.\n\n![map](map.png)\n\n[site]: https")
+    assert text.endswith(f"`{uri}`")
+
+
 @pytest.mark.parametrize(
     ("text", "title"),
     [

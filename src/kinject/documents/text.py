@@ -49,13 +49,20 @@ _HEADING = re.compile(r"^#[ \t]+(.*)$|^(?=[^\W_])(.+)\n=+[ \t]*$", re.MULTILINE)
 """A heading of level 1, with its mark before it or a line below it."""
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+)[^\n`]*\n(?s:.*?)(?:^ {0,3}\1|\Z)", re.MULTILINE)
 """Code between fences, in which # begins a comment."""
-# Bounded, and no comment within a comment: what never ends would be sought to the end each time.
+# Bounded, and nothing within its like: what never ends would be sought to the end each time.
 _UNLIKE_SHOWN = re.compile(
-    r"(?P<code>(?<!`)(?P<ticks>`+)(?!`).{1,400}?(?<!`)(?P=ticks)(?!`))"
-    r"|<!--(?:(?!<!--).)*?-->|&(?:#[0-9]{1,7}|#x[0-9a-f]{1,6}|[a-z][a-z0-9]{1,30});",
-    re.DOTALL | re.IGNORECASE,
+    r"""
+    (?P<code> (?<!`) (?P<ticks>`+) (?!`) .{1,400}? (?<!`) (?P=ticks) (?!`) )
+    | (?P<comment> <!-- (?:(?!<!--).)*? --> )
+    | (?P<picture> !\[ (?P<alt>[^][]*) \] \( \s* <? data:image/ [^()<>!]* >? \) )
+    | (?P<tag> <img \b [^<>]*? data:image/ [^<>]* > )
+    | (?P<target> ^ [ ]{0,3} \[ (?P<label>[^][\n]+) \]: [ \t]* <? data:image/ [^()<>!\n]* >? \n? )
+    | & (?: \#[0-9]{1,7} | \#x[0-9a-f]{1,6} | [a-z][a-z0-9]{1,30} ) ;
+    """,
+    re.DOTALL | re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
-"""Of Markdown outside fences: code, which is shown as it is, comments, and names of characters."""
+"""Of Markdown outside fences: code, which is shown as it is, comments, pictures whose bytes are in
+the text, and characters by their names."""
 _SEVEN_BIT = {"iso2022_jp": b"\x1b", "iso2022_kr": b"\x1b", "hz": b"~{", "utf-7": b"+"}
 """Codecs whose bytes are those of ASCII -> what begins another letter."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a]")
@@ -94,21 +101,27 @@ def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
 
 
 def shown_markdown(text: str) -> str:
-    """Return Markdown without comments, which nobody sees, and with each character that is written
-    by its name, such as ``&eacute;``, as itself; code stays as it is."""
+    """Return Markdown without comments, which nobody sees, and the bytes of pictures; each
+    character that is written by its name, such as ``&eacute;``, is itself. Code stays as it is."""
     parts = []
     end = 0
     for fence in _FENCED.finditer(text):
         parts += [_UNLIKE_SHOWN.sub(_as_shown, text[end : fence.start()]), fence[0]]
         end = fence.end()
     parts.append(_UNLIKE_SHOWN.sub(_as_shown, text[end:]))
-    return "".join(parts)
+    shown = "".join(parts)
+    for match in _UNLIKE_SHOWN.finditer(text):
+        if match["target"]:
+            shown = shown.replace(f"![][{match['label']}]", "")
+    return shown
 
 
 def _as_shown(match: re.Match[str]) -> str:
     if match["code"]:
         return match[0]
-    if match[0].startswith("<!--"):
+    if match["picture"]:
+        return match["alt"]
+    if match["comment"] or match["tag"] or match["target"]:
         return ""
     character = html.unescape(match[0])
     if character == "|":
