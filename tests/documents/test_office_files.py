@@ -735,7 +735,7 @@ def test_shapes_are_read_from_the_top_with_their_equations_and_comments() -> Non
     authors = named("p:cmAuthorLst", '<p:cmAuthor id="3" name="Jo Brandt"/>')
     rels = relations(("comments", "../comments/c.xml"))
     data = deck(
-        slide("Hull", shape(0, 900, line("low")), shape(50, 100, math)),
+        slide("Hull", shape(0, 900_000, line("low")), shape(50, 100_000, math)),
         targets=(("commentAuthors", "authors.xml"),),
         **{"authors.xml": authors, "slides/_rels/s1.xml.rels": rels, "comments/c.xml": comments},
     )
@@ -756,6 +756,20 @@ def test_shapes_of_a_group_are_where_the_group_is() -> None:
     moved = group(0, 500, 0, 100, inner + shape(0, 30, line("third")))
     data = deck(slide("Order", moved, shape(0, 400, line("second")), shape(0, 20, line("first"))))
     assert read("a.pptx", data)[0].split() == ["##", "Order", "first", "second", "third", "fourth"]
+
+
+def test_boxes_beside_each_other_are_read_from_the_left_though_one_is_a_hair_higher() -> None:
+    inch = 914_400
+    boxes = [
+        (6 * inch, inch, "third"),
+        (3 * inch, inch + 9_000, "second"),
+        (0, inch + 30_000, "first"),
+    ]
+    boxes += [(0, 2 * inch, "fourth"), (6 * inch, 2 * inch - 60_000, "before it, for it is higher")]
+    data = deck(slide("Row", *(shape(left, top, line(text)) for left, top, text in boxes)))
+    assert read("a.pptx", data)[0].split("\n\n") == [
+        "## Row", "first", "second", "third", "before it, for it is higher", "fourth"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

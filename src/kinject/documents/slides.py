@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -38,6 +39,9 @@ _P = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _FURNITURE = frozenset({"sldNum", "ftr", "dt"})
 _PLACEHOLDER = {"idx": "0", "type": "obj"}
 """The attributes of a placeholder that it may leave out."""
+_SAME_ROW = 45_720
+"""How far below the shape before it, in English Metric Units (a twentieth of an inch), the top of a
+shape of the same row may be."""
 _TITLES = frozenset({"title", "ctrTitle"})
 
 
@@ -146,7 +150,7 @@ class _Slide:
         blocks = []
         if self.title:
             blocks.append(heading(2, self.title))
-        for shape in sorted(self.shapes, key=_position):
+        for shape in _in_reading_order(self.shapes):
             if shape.kind not in _FURNITURE and not shape.is_title:
                 blocks += self._shape_texts(shape.element)
         notes = self._notes()
@@ -313,9 +317,17 @@ def _numbered(n: int, form: str) -> str:
     return {"Both": f"({number})", "R": f"{number})"}.get(around, f"{number}.")
 
 
-def _position(shape: _Shape) -> tuple[int, int]:
-    """Return where a shape is read on its slide: from the top, then from the left."""
-    return shape.top, shape.left
+def _in_reading_order(shapes: Iterable[_Shape]) -> list[_Shape]:
+    """Return shapes as they are read: row after row, from the left in each. Shapes that were put
+    beside each other by hand are a hair above or below their neighbours."""
+    ordered: list[_Shape] = []
+    row: list[_Shape] = []
+    for shape in sorted(shapes, key=attrgetter("top")):
+        if row and shape.top - row[-1].top > _SAME_ROW:
+            ordered += sorted(row, key=attrgetter("left"))
+            row = []
+        row.append(shape)
+    return ordered + sorted(row, key=attrgetter("left"))
 
 
 def _offset(shape: XmlElement) -> tuple[int, int] | None:
