@@ -74,6 +74,17 @@ def test_markdown_has_no_comments_and_its_characters_are_not_their_names() -> No
     assert only("a.ipynb", book.encode()).text == "1½ kr\n\n&amp;"
 
 
+def test_markdown_has_no_tags_that_show_nothing() -> None:
+    page = (
+        '<a id="q"></a><p align="center"><img src="quay.png"></p>\n\n'
+        '<span id="p2"></span>Deck of 40 m<sup>2</sup>, CO<sub>2</sub> <your name> List<Boat>\n\n'
+        '| <a href="a.html">Pier</a> | North<br/>South |\n|---|---|\n\n`<br>` <3 < 5 <div class=x>in</div>\n'
+    )
+    assert only("a.md", page.encode()).text.strip() == (
+        "Deck of 40 m², CO2 <your name> List<Boat>\n\n| Pier | North South |\n|---|---|\n\n`<br>` <3 < 5 in"
+    )
+
+
 def test_markdown_has_no_bytes_of_pictures() -> None:
     uri = f"data:image/png;base64,{'iVBORw0KGgo+/4' * 50}=="
     page = f"The quay ![seen from above]({uri})<img alt=x src='{uri}'> is long.![][image2]\n\n![map](map.png)\n"

@@ -31,6 +31,7 @@ from kinject.documents.charsets import (
     mostly_utf8,
 )
 from kinject.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
+from kinject.documents.symbols import raised
 from kinject.errors import InputError, KinjectError
 from kinject.terminal import format_count
 from kinject.types import Document
@@ -55,14 +56,18 @@ _UNLIKE_SHOWN = re.compile(
     (?P<code> (?<!`) (?P<ticks>`+) (?!`) .{1,400}? (?<!`) (?P=ticks) (?!`) )
     | (?P<comment> <!-- (?:(?!<!--).)*? --> )
     | (?P<picture> !\[ (?P<alt>[^][]*) \] \( \s* <? data:image/ [^()<>!]* >? \) )
-    | (?P<tag> <img \b [^<>]*? data:image/ [^<>]* > )
+    | (?P<sup> <sup> (?P<up>[^<>\n]{1,40}) </sup> )
+    | (?P<break> <br \s* /? > )
+    | (?P<tag> </? (?: center|details|div|font|img|picture|small|source|span|sub|summary|sup ) \b
+        [^<>]* > | < [ap] \s [^<>]* > | </ [ap] > )
     | (?P<target> ^ [ ]{0,3} \[ (?P<label>[^][\n]+) \]: [ \t]* <? data:image/ [^()<>!\n]* >? \n? )
     | & (?: \#[0-9]{1,7} | \#x[0-9a-f]{1,6} | [a-z][a-z0-9]{1,30} ) ;
     """,
     re.DOTALL | re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 """Of Markdown outside fences: code, which is shown as it is, comments, pictures whose bytes are in
-the text, and characters by their names."""
+the text, tags of HTML that show nothing, and characters by their names. A <name> stays, since few
+mean it as a tag."""
 _SEVEN_BIT = {"iso2022_jp": b"\x1b", "iso2022_kr": b"\x1b", "hz": b"~{", "utf-7": b"+"}
 """Codecs whose bytes are those of ASCII -> what begins another letter."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a]")
@@ -101,7 +106,7 @@ def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
 
 
 def shown_markdown(text: str) -> str:
-    """Return Markdown without comments, which nobody sees, and the bytes of pictures; each
+    """Return Markdown without comments and tags, which nobody sees, and the bytes of pictures; each
     character that is written by its name, such as ``&eacute;``, is itself. Code stays as it is."""
     parts = []
     end = 0
@@ -121,6 +126,10 @@ def _as_shown(match: re.Match[str]) -> str:
         return match[0]
     if match["picture"]:
         return match["alt"]
+    if match["sup"]:
+        return raised(match["up"])
+    if match["break"]:
+        return " "
     if match["comment"] or match["tag"] or match["target"]:
         return ""
     character = html.unescape(match[0])
