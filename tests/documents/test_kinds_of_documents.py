@@ -785,6 +785,8 @@ def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
          "- ☒ Oars\n- ☐ Sail"),
         ("<ul><li><div class='checkbox checkbox-off'></div>Keel<li><div class='checkbox checkbox-on'></div>Mast</ul>",
          "- ☐ Keel\n- ☒ Mast"),
+        ("<ul class=inline-task-list><li class=checked data-inline-task-id=4><span>Tow</span><li data-inline-task-id=7>Moor</ul>",
+         "- ☒ Tow\n- ☐ Moor"),
         ("<center><b>The Mole</b></center>Closed<fieldset>in May</fieldset>and June", "The Mole\nClosed\nin May\nand June"),
         ("<p>7 &middot; 10<span style='vertical-align: super'>8</span> kg <span style='color:red'>9</span>", "7 · 10⁸ kg 9"),
         ("<p>Rebuilt in 1874<a epub:type=noteref href='#n3'>3</a>, lost in 1901<a role=doc-noteref href='#n4'>[4]</a>.",

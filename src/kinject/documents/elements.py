@@ -164,7 +164,7 @@ class _Page:
             mark = "-"
             if kind:
                 mark = f"{item_number(number, kind)}."
-            self._mark += f"{mark} "
+            self._mark += f"{mark} {_task_tick(node)}"
         elif tag == "q":
             self.add_text("“")
         elif _LEVEL.fullmatch(tag) and not self._in_cell:
@@ -270,6 +270,17 @@ def _tick(node: LexborNode, tag: str) -> str:
         is_box, is_ticked = _is_in_item(node), "checked" in node.attributes
     if not is_box:
         return ""
+    return _sign(is_ticked)
+
+
+def _task_tick(item: LexborNode) -> str:
+    """Return the sign of an item that is a task of Confluence; "" for other items."""
+    if "data-inline-task-id" not in item.attributes:
+        return ""
+    return _sign("checked" in (item.attributes.get("class") or "").split())
+
+
+def _sign(is_ticked: bool) -> str:
     if is_ticked:
         return "☒ "
     return "☐ "
