@@ -50,10 +50,11 @@ def zipped(members: dict[str, bytes], **options: Any) -> bytes:
 def test_text_has_any_suffix_and_front_matter_is_meta() -> None:
     for name in ("README.Debian", "ssh.1"):
         assert only(name, "Grüße aus Arvika.".encode()).text == "Grüße aus Arvika."
-    page = only(
-        "a.md", b"---\ntitle: Leave\nauthor: Mara\ndate: 2026-05-01\n---\n\n# Days\n\n30 days.\n"
-    )
-    assert (page.title, page.text, page.meta["author"]) == ("Leave", "# Days\n\n30 days.\n", "Mara")
+    leave = b"---\ntitle: Leave\nauthor: Mara\ndate: 2026-05-01\n---\n\n# Days\n\n30 days.\n"
+    for name in ("a.md", "a.mdx", "a.qmd", "a.Rmd"):
+        page = only(name, leave)
+        assert (page.title, page.meta["author"]) == ("Leave", "Mara")
+        assert page.text == "# Days\n\n30 days.\n"
     for text in ("---\nno mapping\n---\nText.", "---\n[: a\n---\nText.", "---\n\nText."):
         assert only("a.md", text.encode()).text == text
 

@@ -78,7 +78,7 @@ LANGUAGES: Mapping[str, str] = {
 """
 KINDS: Mapping[str, Kind] = {
     "text": Kind((".txt", ".text", ".log", ".asc", ""), "text:read_text"),
-    "markdown": Kind((".md", ".markdown"), "text:read_markdown"),
+    "markdown": Kind((".md", ".markdown", ".mdx", ".qmd", ".rmd"), "text:read_markdown"),
     "rst": Kind((".rst",), "markup:read_rst"),
     "subtitles": Kind((".srt", ".vtt"), "subtitles:read_subtitles"),
     "code": Kind(tuple(LANGUAGES), "text:read_code"),
