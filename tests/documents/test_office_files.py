@@ -586,6 +586,14 @@ def test_charts_give_their_title_and_values() -> None:
     assert read("a.docx", data) == (_CHART_TEXT, [])
 
 
+def test_a_chart_may_show_one_value_without_a_category() -> None:
+    value = '<c:val><c:numRef><c:numCache><c:pt idx="0"><c:v>7</c:v></c:pt></c:numCache></c:numRef></c:val>'
+    chart = named("c:chartSpace", f"<c:chart><c:ser>{value}</c:ser></c:chart>")
+    drawing = '<w:r><w:drawing><c:chart r:id="rId1"/></w:drawing></w:r>'
+    data = word(paragraph(drawing), ("chart", "charts/c.xml"), **{"charts/c.xml": chart})
+    assert read("a.docx", data) == ("1 | 7", [])
+
+
 def workbook(*sheets: str, targets: tuple[tuple[str, str], ...] = (), **parts: str) -> bytes:
     """A workbook of sheets: the content of each but for its root."""
     contents = {

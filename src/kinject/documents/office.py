@@ -290,7 +290,7 @@ def chart_text(root: XmlElement, path: Path) -> str:
         values = _points(series, "val", path) or _points(series, "yVal", path)
         if not values:
             continue
-        length = max(*categories, *values) + 1
+        length = max([*categories, *values]) + 1
         curve = [series.findtext(f"{CHART}tx//{CHART}v") or ""]
         curve += [values.get(index, "") for index in range(length)]
         places = [categories.get(index, str(index + 1)) for index in range(length)]
