@@ -56,6 +56,7 @@ def test_groups_without_a_document_around_them_are_all_read() -> None:
         (rb"{\upr{Kelm?}{\*\ud{Kelm\u8217?}}} bridge", "Kelm’ bridge"),
         (rb"shown {\v hidden }{\v0 too}\v  gone\v0 .", "shown too."),
         (rb"{\deleted old}{\revised new}", "new"),
+        (rb"{\i0\b0\*\cs7 by the mole}{\*\cs7 nothing}", "by the mole"),
         (rb"Low tide\column High tide\lbr0 Slack", "Low tide\nHigh tide\nSlack"),
         (rb"soft\-ly non\_stop a\~b", "softly non-stop a\xa0b"),
         (rb"{\field{\*\fldinst HYPERLINK \"x\"}{\fldrslt the page}}", "the page"),

@@ -383,7 +383,8 @@ class _Parser:
             elif match["symbol"] in (b"{", b"}", b"\\"):
                 self._add_bytes(match["symbol"])
             elif match["symbol"]:
-                self._symbol(match["symbol"].decode("latin-1"))
+                before = self._data[match.start() - 1 : match.start()]
+                self._symbol(match["symbol"].decode("latin-1"), before)
             elif match["brace"] == b"{":
                 self._open()
             elif match["brace"] == b"}":
@@ -443,13 +444,14 @@ class _Parser:
         else:
             flow.add_box(text)
 
-    def _symbol(self, symbol: str) -> None:
+    def _symbol(self, symbol: str, before: bytes) -> None:
         self._decode()
         if self._replaces_unicode(symbol, _SYMBOLS):
             return
         self._n_to_skip = 0
         if symbol == "*":
-            self._group.starred = True
+            # Within a group, where StarWriter has it, a star says nothing.
+            self._group.starred = before == b"{"
         elif symbol in "\r\n":
             self._word("par", None)
         elif symbol in _SYMBOLS:
