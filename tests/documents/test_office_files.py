@@ -925,6 +925,13 @@ def test_a_workbook_names_comments_text_boxes_and_the_charts_of_other_sheets() -
         f"# Sheet 1\n\n{_ROWS_TEXT}\n\nWinter figures\n\n{_CHART_TEXT}\n\nComment on B2 by Lea: At low tide."
     )
     assert faults == []
+    points = "".join(f"<dgm:pt><dgm:t>{line(text)}</dgm:t></dgm:pt>" for text in ("Tow", "Moor"))
+    both = relations(("diagramData", "steps.xml"), ("chart", "chart.xml"))
+    diagram = (
+        f'<dgm:dataModel xmlns:dgm="{_ART}/diagram" xmlns:a="{_ART}/main">{points}</dgm:dataModel>'
+    )
+    steps = {**parts, "_rels/d.xml.rels": both, "steps.xml": diagram}
+    assert "figures\n\n- Tow\n- Moor\n\nCatch" in read("a.xlsx", workbook(_ROWS, **steps))[0]
     own = {**parts, "chart.xml": _CHART.replace("Data!", "'Sheet 1'!")}
     assert "Herring" not in read("a.xlsx", workbook(_ROWS, **own))[0]
 

@@ -263,11 +263,11 @@ def drawing_texts(package: Package, part: str, drawing: XmlElement) -> list[str]
     for diagram in drawing.iter(f"{DIAGRAM}relIds"):
         root = package.wanted(package.target(part, diagram.get(f"{RELATION}dm", "")), "diagram")
         if root is not None:
-            texts.append(_diagram_text(root))
+            texts.append(diagram_text(root))
     return texts
 
 
-def _diagram_text(root: XmlElement) -> str:
+def diagram_text(root: XmlElement) -> str:
     """Return the texts of a diagram as a list."""
     lines = []
     for point in root.iter(f"{DIAGRAM}t"):

@@ -18,6 +18,7 @@ from kinject.documents.office import (
     attribute_at,
     chart_text,
     comment_text,
+    diagram_text,
     runs_text,
     whole_number,
 )
@@ -266,14 +267,15 @@ class _Book:
             )
 
     def drawings(self, sheet: _Sheet) -> list[str]:
-        """Return the text boxes of a sheet, and the charts of other sheets' cells: those of its
-        own only show them again."""
+        """Return the text boxes and diagrams of a sheet, and the charts of other sheets' cells:
+        those of its own only show them again."""
         texts: list[str] = []
         own = re.compile(rf"'?{re.escape(sheet.name.replace(chr(39), chr(39) * 2))}'?!")
         place = f"drawings on sheet {sheet.name}"
         for root in self.package.wanted_roots(sheet.part, "drawing", place):
             texts += map(runs_text, root.iter("{*}txBody"))
         for drawing in self.package.related(sheet.part, "drawing"):
+            texts += map(diagram_text, self.package.wanted_roots(drawing, "diagramData", place))
             for chart in self.package.wanted_roots(drawing, "chart", place):
                 sources = [formula.text or "" for formula in chart.iter(f"{CHART}f")]
                 if not any(map(own.match, sources)):
