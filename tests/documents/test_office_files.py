@@ -991,3 +991,11 @@ def test_an_open_document_shows_its_equations_charts_and_comments() -> None:
         "|  | Tugs |\n| --- | --- |\n| May | 4 |\n| June | 6 |",
         [],
     )
+
+
+def test_a_locked_open_document_says_so() -> None:
+    entry = '<file-entry full-path="content.xml"><encryption-data checksum="x"/></file-entry>'
+    parts = {"META-INF/manifest.xml": f"<manifest>{entry}</manifest>", "content.xml": "?K8#"}
+    assert read("a.odt", open_document("", **parts)) == (
+        "", ["a.odt: locked with a password. Save a copy without one."]
+    )  # fmt: skip

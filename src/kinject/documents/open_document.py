@@ -26,6 +26,7 @@ from kinject.documents.text import (
     parse_xml,
     whole_file,
 )
+from kinject.errors import InputError
 
 _TAGS = {
     "h": "h{level}",
@@ -83,6 +84,9 @@ def read_open_document(
         library_errors(path, "OpenDocument file", "Save it again."),
         zipfile.ZipFile(data) as archive,
     ):
+        listed = "META-INF/manifest.xml"
+        if listed in archive.namelist() and b"encryption-data" in archive.read(listed):
+            raise InputError(f"{path}: locked with a password. Save a copy without one.")
         content = parse_xml(path, archive.read("content.xml"))
         # Without a body the file is damaged: the error of its first use is reported.
         body = cast("XmlElement", content.find("{*}body"))
