@@ -84,16 +84,17 @@ def page_of(
 
     trafilatura finds the lines of the main text. If it finds none, or the page is short, or a
     document that a program saved, the main text is that of <main> or the only <article>, else the
-    whole page, as with `whole_page`.
+    whole page, as with `whole_page`. What trafilatura finds in a script of the page is its text
+    where the page shows less.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     source = _NO_SCRIPT.sub(_closed_or_nothing, _SOFT_HYPHEN.sub("", html_of_xhtml(source)))
     tree = parser(source)
     n_unseen = _leave_out_unseen(tree)
-    text = page_text(tree.body, has_asides=whole_page) if tree.body is not None else ""
+    text = _whole_text(tree, whole_page)
     if n_unseen > _SHOWN_LATER * len(text):
         tree = parser(source)
-        text = page_text(tree.body, has_asides=whole_page) if tree.body is not None else ""
+        text = _whole_text(tree, whole_page)
     elif n_unseen:
         source = tree.html or ""
     main = text if whole_page else ""
@@ -112,7 +113,15 @@ def _closed_or_nothing(no_script: re.Match[str]) -> str:
     """Return what is shown without scripts, nothing if it opens an element that does not end in it:
     to the parser, the rest of the page would be within it."""
     html = no_script[0].lower()
-    return no_script[0] if html.count("<div") == html.count("</div") else ""
+    if html.count("<div") != html.count("</div"):
+        return ""
+    return no_script[0]
+
+
+def _whole_text(tree: LexborHTMLParser, has_asides: bool) -> str:
+    if tree.body is None:
+        return ""
+    return page_text(tree.body, has_asides=has_asides)
 
 
 def _leave_out_unseen(tree: LexborHTMLParser) -> int:
@@ -180,7 +189,9 @@ def _main_element(tree: LexborHTMLParser) -> str:
     # Several articles are a list of them, as on the front page of a blog.
     if root is None and len(articles) == 1:
         root = articles[0]
-    return "" if root is None else page_text(root)
+    if root is None:
+        return ""
+    return page_text(root)
 
 
 def _is_saved_document(tree: LexborHTMLParser, text: str) -> bool:
@@ -246,8 +257,8 @@ def _keep_short_lines(
     words = {index: _words_of(units[index]) for index in filled}
     for before, index, after in zip(filled, filled[1:], filled[2:], strict=False):
         if not kept[index] and len(words[index]) < _SHORT_LINE:
-            around = [*words[before][-2:], *words[index], *words[after][:2]]
-            kept[index] = all(triple in triples for triple in _triples(around))
+            around = _triples([*words[before][-2:], *words[index], *words[after][:2]])
+            kept[index] = bool(around) and triples.issuperset(around)
 
 
 def _end_of_main(units: Sequence[str], last: int) -> int:
