@@ -1,12 +1,14 @@
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 
 from kinject.disk import content_id
 from kinject.documents.text import markdown_table
 from kinject.errors import DiskError, InputError
-from kinject.heap import read_documents
+from kinject.heap import collect, document_hashes, read_documents
+from kinject.recipe import DocumentsSection
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,22 @@ def test_fields_are_read_and_other_keys_go_to_meta(tmp_path: Path) -> None:
     assert (document.id, document.title, document.text) == ("a", "T", "Some text.")
     assert document.meta == {"url": "u", "k": 1}
     assert document.source == f"{path}:1"
+
+
+def test_columns_that_a_recipe_names_are_those_of_a_single_file_as_well(tmp_path: Path) -> None:
+    rows = [{"nr": "k7", "text": "How late?", "answer": "At six."}]
+    path = write(tmp_path / "faq.jsonl", *rows)
+    section = DocumentsSection(fields={"text": "answer", "id": "nr"})
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    for source in (path, tmp_path / "saved"):
+        (document,) = read_documents(source, section)
+        assert (document.id, document.text) == ("k7", "At six.")
+        others = DocumentsSection(fields={"text": "text"})
+        hashes = [document_hashes(source, each) for each in (section, others, None)]
+        assert len({str(each) for each in hashes}) == 3
+    # What is collected has kinject's own names, whatever the columns were.
+    (collected,) = read_documents(collect([path], section).documents_path, section)
+    assert (collected.id, collected.text) == ("k7", "At six.")
 
 
 def test_a_missing_id_is_the_hash_of_title_and_text(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from kinject.disk import file_hash, folder_hash, open_to_read, path_exists
+from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists
 from kinject.disk.offsets import OffsetIndex
 from kinject.documents.readers import (
     LocatedDocument,
@@ -20,10 +21,11 @@ from kinject.documents.readers import (
 )
 from kinject.documents.rows import ROWS_AT_ONCE, table_row, with_plain_names
 from kinject.errors import DiskError, InputError
-from kinject.heap.collect import collect, collected_fingerprint
+from kinject.heap.collect import collect, collected_fingerprint, read_options
 from kinject.heap.parse import is_heap
 from kinject.heap.write import read_rows
 from kinject.hub_data import HubDataSet, find_data_set, is_saved
+from kinject.manifests import DocumentsManifest, manifest_beside
 from kinject.recipe import DocumentsSection
 from kinject.shards import WHOLE, Shard
 from kinject.types import Document
@@ -68,10 +70,11 @@ def read_numbered(
             if shard.has(collected.id):
                 yield number, collected
         return
+    options = _options_of(path, section)
     n_documents = 0
     # On disk: there may be millions of ids.
     with closing(OffsetIndex()) as seen:
-        for number, (location, document) in enumerate(_read_located(path)):
+        for number, (location, document) in enumerate(_read_located(path, options)):
             if isinstance(document, UnreadPart):
                 log.warning(str(document))
                 continue
@@ -82,7 +85,7 @@ def read_numbered(
             if not shard.has(document.id):
                 continue
             for earlier in seen.get(document.id):
-                first, _ = next(islice(_read_located(path), earlier, None))
+                first, _ = next(islice(_read_located(path, options), earlier, None))
                 raise InputError(
                     f"{location}: id {document.id!r} is already the id of {first}. "
                     "Each document needs an id (or, without ids, a text) of its own."
@@ -93,10 +96,13 @@ def read_numbered(
         raise InputError(f"{path}: holds no documents. Expected at least one.")
 
 
-def _read_located(path: Path) -> Iterator[LocatedDocument]:
+def _read_located(path: Path, options: ReadOptions) -> Iterator[LocatedDocument]:
     data = find_data_set(str(path))
     if data is not None or is_saved(path):
-        read = _read_saved_dataset(path) if data is None else _read_data_set(str(path), data)
+        if data is None:
+            read = _read_saved_dataset(path, options)
+        else:
+            read = _read_data_set(str(path), data, options)
         for location, document in read:
             fault = fault_of(document, location) if isinstance(document, Document) else None
             yield location, fault or document
@@ -104,7 +110,7 @@ def _read_located(path: Path) -> Iterator[LocatedDocument]:
     if not path_exists(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
     with open_to_read(path) as stream:
-        yield from read_file(path, stream)
+        yield from read_file(path, stream, options)
 
 
 def document_hashes(path: Path, section: DocumentsSection | None = None) -> dict[str, str]:
@@ -116,12 +122,27 @@ def document_hashes(path: Path, section: DocumentsSection | None = None) -> dict
     if _is_collected(path):
         return {str(path): collected_fingerprint([path], section)}
     data = find_data_set(str(path))
-    if data is not None:
-        digest = folder_hash(Path(data.name)) if data.is_folder else data.commit()
-        return {str(path): digest}
-    if is_saved(path):
-        return {str(path): folder_hash(path)}
-    return {str(path): file_hash(path)}
+    if data is not None and not data.is_folder:
+        digest = data.commit()
+    elif data is not None:
+        digest = folder_hash(Path(data.name))
+    elif is_saved(path):
+        digest = folder_hash(path)
+    else:
+        digest = file_hash(path)
+    options = _options_of(path, section)
+    if options != ReadOptions():
+        # Of the same file other columns are other documents.
+        digest = content_id(digest, options.text_field, options.title_field, options.id_field)
+    return {str(path): digest}
+
+
+def _options_of(path: Path, section: DocumentsSection | None) -> ReadOptions:
+    """Return the options by which one file or data set is read."""
+    # The columns of a recipe are those of what was collected, which then has names of its own.
+    if section is None or isinstance(manifest_beside(path), DocumentsManifest):
+        return ReadOptions()
+    return read_options(section)
 
 
 def _is_collected(path: Path) -> bool:
@@ -129,7 +150,7 @@ def _is_collected(path: Path) -> bool:
     return not is_saved(path) and find_data_set(str(path)) is None and is_heap(path)
 
 
-def _read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:
+def _read_saved_dataset(path: Path, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a folder that `datasets` saved; of all its splits, one after the
     other."""
     import datasets
@@ -147,16 +168,17 @@ def _read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:
             for values in zip(*columns.values(), strict=True):
                 number += 1
                 row = dict(zip(columns, values, strict=True))
-                yield table_row(row, f"{path / name if name else path}:{number}", ReadOptions())
+                yield table_row(row, f"{path / name if name else path}:{number}", options)
 
 
-def _read_data_set(name: str, data: HubDataSet) -> Iterator[LocatedDocument]:
+def _read_data_set(name: str, data: HubDataSet, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a data set, which a recipe calls `name`, streamed.
 
     Rows without text are left out, and of equal rows without an id the later ones: public data sets
     have many of both. Raises `InputError` if it cannot be read.
     """
-    options = ReadOptions(text_field=data.column or None)
+    # A column in the name of the data set is that of this data set alone.
+    options = replace(options, text_field=data.column or options.text_field)
     without_id = set[str]()
     for number, row in enumerate(data.rows(), start=1):
         plain = with_plain_names(row, options)

@@ -272,7 +272,7 @@ def _output_options(section: DocumentsSection) -> dict[str, Any]:
 
 def _hashed(files: Sequence[FoundFile], section: DocumentsSection) -> list[HeapFile]:
     """Return the files with the hashes of their contents."""
-    options, cache = _read_options(section), Path(section.cache_dir)
+    options, cache = read_options(section), Path(section.cache_dir)
 
     def hashed(file: FoundFile) -> HeapFile:
         sha256, fault = "", file.fault
@@ -287,7 +287,8 @@ def _hashed(files: Sequence[FoundFile], section: DocumentsSection) -> list[HeapF
         return list(pool.map(hashed, files))
 
 
-def _read_options(section: DocumentsSection) -> ReadOptions:
+def read_options(section: DocumentsSection) -> ReadOptions:
+    """Return the options of reading a file that a recipe sets."""
     names = section.fields or {}
     return ReadOptions(names.get("text"), names.get("title"), names.get("id"))
 
@@ -305,7 +306,7 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
     from kinject import executors  # not before something is to be parsed: it takes a while
 
     work = (folder / "parsing").resolve()
-    options = _read_options(section)
+    options = read_options(section)
     tasks = []
     for record, number in first.items():
         path, sha256 = os.path.abspath(heap[number].found.path), heap[number].sha256
