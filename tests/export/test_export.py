@@ -21,6 +21,7 @@ import kinject
 from kinject.cli import main
 from kinject.disk import lock_dir, write_json, write_manifest, write_sha256sums
 from kinject.errors import DiskError, InputError
+from kinject.eval.chat import ChatSetup, open_chat
 from kinject.eval.scoring.answers import hash_model
 from kinject.export import ExportOptions, _model_card, _name_of, _own_arm, _Source, export
 from kinject.manifests import read_manifest
@@ -200,6 +201,24 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     (run / "model" / "adapter_model.safetensors").write_bytes(b"damaged")
     assert "adapter_model.safetensors: " in fails(str(run))
     assert config.is_file()
+
+
+def test_an_adapter_stays_with_the_base_on_which_it_was_trained(
+    run: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tiny_model / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] += 0.25  # as by a training into the same folder
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert main(["export", str(run)]) == 2
+    assert f"{tiny_model}: has changed since {run / 'model'}" in capsys.readouterr().err
+    assert not (run / "export" / "model").exists()
+    with pytest.raises(InputError, match="on other weights the adapter is another model"):
+        hash_model(str(run / "model"), None)
+    with pytest.raises(InputError, match="has changed since"):
+        open_chat(ChatSetup({"trained": str(run / "model")}))
+    shutil.copytree(run / "model", tmp_path / "elsewhere")
+    assert main(["export", str(tmp_path / "elsewhere")]) == 0
 
 
 @pytest.mark.parametrize(

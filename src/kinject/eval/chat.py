@@ -14,7 +14,13 @@ from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.eval.scoring.encode import render_turns
 from kinject.gguf_files import gguf_file
 from kinject.manifests import read_train_manifest
-from kinject.models import LoadedModel, LoadOptions, load_model, window_of
+from kinject.models import (
+    LoadedModel,
+    LoadOptions,
+    check_trained_base,
+    load_model,
+    window_of,
+)
 from kinject.models.generate import COLDEST, end_tokens, prompt_ids
 from kinject.question_formats import question_prompt
 from kinject.recipe.sections import RetrievalSection
@@ -238,5 +244,6 @@ def open_chat(setup: ChatSetup) -> Chat:
         options = LoadOptions()
         if label == "base":
             options = LoadOptions(revision=setup.base_revision)
+        check_trained_base(Path(path))
         loaded[label] = load_model(path, options)
     return Chat(setup, loaded, retriever, with_passages=retriever is not None)

@@ -27,6 +27,7 @@ from kinject.models.folder import (
     base_of_adapter,
     check_files,
     check_finite_in,
+    check_trained_base,
     copy_model_file,
     first_line,
     model_files,

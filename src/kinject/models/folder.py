@@ -21,7 +21,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinject.disk import check_regular, file_hash, is_file, path_exists, read_json, verified_hashes
+from kinject.disk import (
+    check_regular,
+    file_hash,
+    is_file,
+    path_exists,
+    read_json,
+    read_manifest_beside,
+    verified_hashes,
+)
 from kinject.errors import InputError
 from kinject.gguf_files import gguf_file, model_folder
 from kinject.models.hardware import own_part
@@ -352,6 +360,31 @@ def revision_of_base(adapter: Path) -> str | None:
     newest."""
     revision = read_object(adapter).get("revision")
     return revision if isinstance(revision, str) else None
+
+
+def check_trained_base(adapter: Path) -> None:
+    """Raise `InputError` if `adapter` is the folder of one, and its base is not the model on which
+    a training of kinject made it.
+
+    That may be the model of another training that was done again since, and an adapter on other
+    weights is a model that nobody trained. Of an adapter of elsewhere nothing is known.
+    """
+    if not is_file(adapter / ADAPTER_CONFIG):
+        return
+    manifest = read_manifest_beside(adapter)
+    if manifest is None or manifest["stage"] != "train":
+        return
+    base = base_of_adapter(adapter / ADAPTER_CONFIG)
+    trained_on = str(manifest["inputs"].get("model", ""))
+    # A name on the hub has its revision.
+    if trained_on.startswith("hub:") or not model_folder(base).exists():
+        return
+    if trained_on and trained_on != model_hash(model_folder(base)):
+        raise InputError(
+            f"{base}: has changed since {adapter} was trained on it, and on other weights the "
+            "adapter is another model. Put that base back, or train the adapter again. If other "
+            "files than weights have changed, use a copy of the adapter outside of its run."
+        )
 
 
 def _leads_back(base: str, folder: Path) -> bool:

@@ -40,6 +40,7 @@ from kinject.models import (
     base_of_adapter,
     check_finite_in,
     check_model,
+    check_trained_base,
     copy_model_file,
     load_config,
     load_model,
@@ -504,14 +505,14 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     """Write the base of a peft adapter with the adapter folded in to the model folder `out`; the
     base is in memory.
 
-    The dtype is that in which the base is stored, tensor by tensor, or `dtype`. The tokenizer is
-    the adapter's.
-    Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
+    The dtype is that in which the base is stored, tensor by tensor, or `dtype`; the tokenizer is
+    the adapter's. Raises `InputError` if one of the two, or both together, cannot be used.
     """
     settings = read_object(adapter / ADAPTER_CONFIG)
     check_model(adapter)
     base = local_folder(base_of_adapter(adapter / ADAPTER_CONFIG), settings.get("revision"))
     verified_hashes(adapter)
+    check_trained_base(adapter)
     if read_object(base / CONFIG).get("quantization_config") is not None:
         raise InputError(
             f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain "

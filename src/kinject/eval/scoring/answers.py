@@ -33,7 +33,7 @@ from kinject.eval.scoring.encode import Encoded
 from kinject.gguf_files import model_folder
 from kinject.llm.judges import GRADES
 from kinject.manifests import EvalManifest, manifest_beside
-from kinject.models import base_of_adapter, model_hash
+from kinject.models import base_of_adapter, check_trained_base, model_hash
 from kinject.process import is_first_process, tensor_parallel_size, what_shards, world_size
 from kinject.question_formats import FORMATS
 from kinject.terminal import format_count, show
@@ -76,7 +76,8 @@ def hash_model(path: str, revision: str | None) -> str:
     of a hub commit.
 
     An adapter's hash includes that of its base model. `revision` is the hub commit that was loaded,
-    if any. Raises `InputError` if the folder's SHA256SUMS disagrees.
+    if any. Raises `InputError` if the folder's SHA256SUMS disagrees, or an adapter's base has
+    changed since its training.
     """
     folder = model_folder(path)
     if not folder.exists():
@@ -84,6 +85,7 @@ def hash_model(path: str, revision: str | None) -> str:
     parts = [model_hash(folder)]
     adapter = folder / "adapter_config.json"
     if adapter.exists():
+        check_trained_base(folder)
         parts.append(hash_model(base_of_adapter(adapter), revision))
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
