@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from kinject.errors import InputError
@@ -256,6 +257,27 @@ def test_half_precision_is_summed_in_float32():
         "rounded logits tie"
     )
     assert len(np.unique(scores)) == scores.size  # in bfloat16 log-probs about 1 in 100 would tie
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.parametrize(
+    "trained", [{"modules_to_save": ["lm_head"]}, {"trainable_token_indices": {"lm_head": [5, 60]}}]
+)
+def test_a_head_that_an_adapter_trains_gives_logits_in_float32_too(trained: dict[str, Any]) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], **trained)
+    tuned: Any = get_peft_model(make_model("llama", torch.bfloat16), config).eval()
+    with torch.no_grad():
+        for weight in tuned.parameters():
+            if weight.requires_grad:
+                weight += 0.1
+    head = tuned.get_base_model().get_output_embeddings()
+    states = torch.arange(64, dtype=torch.bfloat16).view(2, 32) / 64
+    rounded = head(states)
+    Scorer(tuned, 512)
+    logits = head(states)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits.to(torch.bfloat16), rounded)
+    assert not torch.equal(logits, rounded.float())
 
 
 def test_the_head_sees_only_what_is_scored():

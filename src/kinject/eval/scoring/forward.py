@@ -310,18 +310,23 @@ def _apply_head_in_float32(model: Any) -> None:
     """Let a model in bfloat16 or float16 compute its logits in float32: rounded logits tie, and the
     first choice wins."""
     head = model.get_output_embeddings()
+    # peft wraps a head that an adapter trains, whole or some tokens of it. The wrapper's weight is
+    # the trained one, but for tokens alone it has no bias.
+    plain = getattr(head, "original_module", head)
     # A subclass of Linear (weights in 8 or 4 bits) has a forward pass of its own.
-    if type(head) is not torch.nn.Linear or head.weight.dtype not in (
+    if type(plain) is not torch.nn.Linear or plain.weight.dtype not in (
         torch.bfloat16,
         torch.float16,
     ):
         return
 
     def forward(states: torch.Tensor) -> torch.Tensor:
-        bias = None if head.bias is None else head.bias.float()
+        bias = getattr(head, "bias", plain.bias)
+        if bias is not None:
+            bias = bias.float()
         return torch.nn.functional.linear(states.float(), head.weight.float(), bias)
 
-    head.forward = forward  # type: ignore[method-assign,assignment]
+    head.forward = forward
 
 
 class _FixedOutput(torch.nn.Module):
