@@ -258,13 +258,44 @@ def test_a_model_that_trls_head_does_not_fit_is_trained_on_its_own_logits(
         trainer={"packing": False},
     )
     trainer = make_trainer(recipe)
+    _assert_loss_is_of_own_logits(trainer)
+    assert sum("TRL's head" in note for note in trainer.notes) == 1
+
+
+def _assert_loss_is_of_own_logits(trainer: Any) -> None:
     batch = next(iter(trainer.get_train_dataloader()))
     loss = trainer.compute_loss(trainer.model.train(), dict(batch))
     with torch.no_grad():
         logits = trainer.model.eval()(input_ids=batch["input_ids"], use_cache=False).logits
     right = F.cross_entropy(logits[:, :-1].double().flatten(0, 1), batch["labels"][:, 1:].flatten())
     assert float(loss.detach()) == pytest.approx(float(right), rel=1e-5)
-    assert sum("TRL's head" in note for note in trainer.notes) == 1
+
+
+@pytest.mark.parametrize("tokens", [[9, 40, 41], {"lm_head": [7, 30]}])
+def test_tokens_that_an_adapter_trains_of_the_head_learn_by_trls_head(
+    make_recipe: MakeRecipe, uneven: Path, monkeypatch: pytest.MonkeyPatch, tokens: Any
+) -> None:
+    """As on a GPU. The tiny model's head is its embedding."""
+    monkeypatch.setattr(KnowledgeTrainer, "computes_training_loss", lambda self: False)
+    adapter = {"r": 2, "target_modules": ["v_proj"], "trainable_token_indices": tokens}
+    recipe = make_recipe(adapter=adapter, corpus={"path": str(uneven)}, trainer={"packing": False})
+    trainer = make_trainer(recipe)
+    (rows,) = [
+        weight
+        for name, weight in trainer.model.named_parameters()
+        if "trainable_tokens_delta" in name
+    ]
+    with torch.no_grad():
+        rows += 0.5
+    _assert_loss_is_of_own_logits(trainer)
+    gradients = []
+    batch = next(iter(trainer.get_train_dataloader()))
+    for computes in (False, True):
+        monkeypatch.setattr(KnowledgeTrainer, "_computes_loss", lambda self, own=computes: own)
+        loss = trainer.compute_loss(trainer.model.train(), dict(batch))
+        gradients += torch.autograd.grad(loss, rows)
+    assert gradients[1].abs().max() > 0
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-7)
 
 
 def test_the_loss_of_a_run_is_the_mean_over_processes(

@@ -234,6 +234,19 @@ def _length_of_each(texts: Sequence[Sequence[int]], n_tokens: int) -> int:
     return longest
 
 
+def complete_head(model: PreTrainedModel | PeftModel) -> None:
+    """Give the head of a model the bias that TRL's reads, where an adapter trains tokens of it.
+
+    peft (0.21) wraps such a head, as one that is the embedding. The wrapper has the weight with the
+    trained rows, but no bias, not even None: on a GPU each such run ended in an AttributeError.
+    """
+    from peft.utils.other import TrainableTokensWrapper
+
+    head = model.get_output_embeddings()
+    if isinstance(head, TrainableTokensWrapper):
+        head.register_parameter("bias", head.original_module.bias)
+
+
 def widen_adapter(model: nn.Module) -> None:
     """Make the weights that train float32, for fp16: TRL has the adapters of quantised models in
     bfloat16.

@@ -65,6 +65,7 @@ from kinject.train.load import (
     check_model,
     check_runs,
     check_trainable,
+    complete_head,
     freeze,
     has_idle_parts,
     load_training_model,
@@ -338,6 +339,7 @@ class _Setup:
         try:
             with _kept_router_settings(model):
                 trainer = method.make_trainer(parts, options)
+            complete_head(trainer.model)
             if isinstance(trainer, KnowledgeTrainer):
                 _check_router_loss(trainer, recipe)
                 _check_fused_head(trainer)
