@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,15 @@ from safetensors.torch import load_file
 
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import read_jsonl, write_jsonl
-from kinject.errors import InputError
+from kinject.errors import InputError, RecipeError
 from kinject.llm import request_seed
-from kinject.models import LoadOptions, load_model
+from kinject.models import LoadOptions, load_model, new_model
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.train import train
+from kinject.train.data import Practice
+from kinject.train.methods import recall
 from kinject.train.methods.recall import choose_practice
-from kinject.train.setup import check_training
+from kinject.train.setup import check_training, make_trainer
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "src" / "kinject" / "sandbox" / "base_model" / "model"
@@ -126,6 +129,25 @@ def test_questions_are_chosen_by_answers_with_the_top_p_of_training(tmp_path: Pa
     config, *_ = check_training(recipe)
     with pytest.raises(InputError, match="recall: 0 of 11 questions are answered"):
         choose_practice(recipe, rows, loaded.model, loaded.tokenizer, config)
+
+
+@pytest.mark.soak
+def test_a_model_whose_logits_are_not_those_of_trls_head_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    practice = [Practice([5, 6, 7], ["Farrow"])] * 4
+    monkeypatch.setattr(recall, "choose_practice", lambda *_: (practice, ""))
+    tokenizer = load_model(str(BASE)).tokenizer
+    decoder = {
+        "model_type": "modernbert-decoder", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "initializer_range": 0.4, "cls_token_id": 0, "sep_token_id": 0,
+    }  # fmt: skip
+    new_model(decoder, tokenizer, 3).save_pretrained(tmp_path / "decoder")
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    recipe = recall_recipe(tmp_path)
+    model = replace(recipe.model, path=str(tmp_path / "decoder"))
+    with pytest.raises(RecipeError, match=r"method: found recall, .* \(log-probs differ by 0\."):
+        make_trainer(replace(recipe, model=model))
 
 
 @pytest.mark.soak  # the import of TRL's trainer takes seconds

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
+from peft import PeftModel
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from transformers import (
@@ -31,7 +32,7 @@ from trl import SFTConfig
 
 from kinject import models
 from kinject.disk import system_failure
-from kinject.errors import TrainingError, one_line
+from kinject.errors import TrainingError, fault, one_line
 from kinject.process import is_shortage, processes_per_row
 from kinject.recipe import GuardsSection
 from kinject.terminal import format_count, format_number
@@ -59,6 +60,8 @@ _FREE = ("lora_A", "lora_embedding_A")
 _ISOLATION_TOLERANCE = 1e-3
 _TRIED = 64
 """Tokens of the row on which TRL's head is compared with the model's."""
+_HEAD_TOLERANCE = 0.03
+"""Of log-probs: above the rounding of bfloat16, below what another head differs by."""
 
 
 UNSTABLE = (
@@ -519,7 +522,25 @@ def check_isolation(model: PreTrainedModel, row: dict[str, list[int]]) -> None:
         )
 
 
-def fused_head_error(model: PreTrainedModel, row: dict[str, list[int]]) -> float:
+def fused_head_misfit(model: PreTrainedModel | PeftModel, row: dict[str, list[int]]) -> str:
+    """Return why TRL's head, which holds no logits, does not give those of the model on the
+    beginning of `row`; "" if it does."""
+    difference = _fused_head_error(model, row)
+    if difference <= _HEAD_TOLERANCE:
+        return ""
+    return f"log-probs differ by {difference:.2g}"
+
+
+def check_head_of_answers(model: PreTrainedModel | PeftModel, row: dict[str, list[int]]) -> None:
+    """Raise `RecipeError` if answers that are drawn would be learned by the logits of another
+    model: TRL's GRPO has no loss but that of its head."""
+    reason = fused_head_misfit(model, row)
+    if reason:
+        message = f"found recall, whose head by TRL does not give this model's logits ({reason})."
+        raise fault("method", f"{message} Take another model, or sft.")
+
+
+def _fused_head_error(model: PreTrainedModel, row: dict[str, list[int]]) -> float:
     """Return by how much the log-probs of TRL's head, which holds no logits, differ from those of
     the model on the beginning of `row`: on average, as a part of them, or in nats below 1."""
     ids = torch.tensor([row["input_ids"][:_TRIED]], device=model.device)

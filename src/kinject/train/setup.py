@@ -54,9 +54,10 @@ from kinject.train.data import (
 from kinject.train.decomposed import initial_state
 from kinject.train.guards import (
     Guard,
+    check_head_of_answers,
     check_isolation,
     check_start,
-    fused_head_error,
+    fused_head_misfit,
     react,
 )
 from kinject.train.load import (
@@ -101,8 +102,6 @@ if TYPE_CHECKING:
 
 
 _ROUTER_SETTINGS = ("output_router_logits", "router_aux_loss_coef")
-_HEAD_TOLERANCE = 0.03
-"""Of log-probs: above the rounding of bfloat16, below what another head differs by."""
 _NAMED = 8
 """Names of parameters, their layers joined, in the note on what trains."""
 _REGISTER = " None is registered: import a module that adds it to OBJECTIVES or UPDATE_RULES first."
@@ -340,9 +339,7 @@ class _Setup:
             with _kept_router_settings(model):
                 trainer = method.make_trainer(parts, options)
             complete_head(trainer.model)
-            if isinstance(trainer, KnowledgeTrainer):
-                _check_router_loss(trainer, recipe)
-                _check_fused_head(trainer)
+            _check_head(trainer, recipe, parts.train[0])
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks
             reason = " ".join(str(error).split())[:300]
             raise fault("trainer", f"TRL refuses it: {reason}") from error
@@ -529,6 +526,16 @@ def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
     raise fault(key, message)
 
 
+def _check_head(trainer: RunTrainer, recipe: TrainRecipe, row: dict[str, list[int]]) -> None:
+    """Raise `RecipeError` if the loss of a trainer cannot be computed for its model."""
+    if isinstance(trainer, KnowledgeTrainer):
+        _check_router_loss(trainer, recipe)
+        _check_fused_head(trainer)
+    elif models.is_runnable(trainer.model):
+        with trainer.accelerator.autocast():
+            check_head_of_answers(trainer.model, row)
+
+
 def _check_fused_head(trainer: KnowledgeTrainer) -> None:
     """Let `trainer` compute the loss itself for a model whose logits TRL's head does not give.
     Raises `RecipeError` for a loss that only TRL computes.
@@ -540,8 +547,8 @@ def _check_fused_head(trainer: KnowledgeTrainer) -> None:
     if trainer.computes_training_loss() or not models.is_runnable(trainer.model):
         return
     with trainer.accelerator.autocast():
-        difference = fused_head_error(trainer.model, trainer.train_dataset[0])
-    if difference <= _HEAD_TOLERANCE:
+        reason = fused_head_misfit(trainer.model, trainer.train_dataset[0])
+    if not reason:
         return
     trainer.fused_head_fits = False
     if not trainer.computes_training_loss():
@@ -549,13 +556,13 @@ def _check_fused_head(trainer: KnowledgeTrainer) -> None:
         if trainer.aux_loss_enabled:
             key = "router_aux_loss_coef"
         message = (
-            "is a part of TRL's loss, whose head does not give this model's logits (log-probs "
-            f"differ by {difference:.2g}). Set router_aux_loss_coef: 0 and loss_type: nll."
+            f"is a part of TRL's loss, whose head does not give this model's logits ({reason}). "
+            "Set router_aux_loss_coef: 0 and loss_type: nll."
         )
         raise fault(f"trainer.{key}", message)
     trainer.notes.append(
         "the loss is computed from all logits, since TRL's head does not give those of this model "
-        f"(log-probs differ by {difference:.2g})"
+        f"({reason})"
     )
 
 
