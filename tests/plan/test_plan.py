@@ -139,6 +139,27 @@ def test_each_term_against_forgetting_keeps_a_copy_of_the_base(
     assert copies("regularization.l2=0.01", "regularization.kl=0.3", "adapter={r: 4}") == 1
 
 
+@pytest.mark.parametrize(
+    ("model_type", "is_fused"),
+    [
+        ("llama", True),
+        ("gemma3_text", True),
+        ("recurrent_gemma", False),
+        ("modernbert-decoder", False),
+    ],
+)
+def test_all_logits_are_planned_where_training_takes_them(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, model_type: str, is_fused: bool
+) -> None:
+    """By kinject.train.guards.fused_head_misfit, which test_loss.py compares with logits."""
+    make_recipe()
+    transformers.AutoConfig.for_model(model_type, vocab_size=500).save_pretrained(
+        tmp_path / "shape"
+    )
+    changes = [f"model.path={tmp_path / 'shape'}"]
+    assert step_of(read_recipe(tmp_path / "recipe.yaml", changes, "plan"), L4).fused is is_fused
+
+
 def test_the_command_prints_and_draws(
     make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -303,7 +303,7 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         checkpointing=bool(trainer_field(trainer, "gradient_checkpointing")),
         offloading=bool(trainer_field(trainer, "activation_offloading")),
         eager=model.attention == "eager",
-        fused=devices.kind != "cpu" and has_mean_loss,
+        fused=devices.kind != "cpu" and has_mean_loss and config.model_type not in _OWN_LOGITS,
         optim=str(trainer_field(trainer, "optim")),
         optim_args=trainer.get("optim_args"),
         quantization=model.quantization,
@@ -315,6 +315,11 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         projected=recipe.projection is not None,
         liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
     )
+
+
+_OWN_LOGITS = ("modernbert-decoder", "recurrent_gemma", "xlstm")
+"""Model types whose logits are more than their head's product with the last states: training holds
+all of them (`kinject.train.guards.fused_head_misfit`, which measures it on the weights)."""
 
 
 def _copies(recipe: TrainRecipe) -> int:
