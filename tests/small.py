@@ -125,6 +125,26 @@ def load_benchmark(name: str) -> ModuleType:
     return module
 
 
+def have_flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sdpa, called flash_on_cpu, stand for flash attention, which runs on no CPU and refuses float32 outside of autocast."""
+    import torch
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attend(module: Any, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if query.dtype == torch.float32 and not torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+        return sdpa_attention_forward(module, query, *arguments, **options)
+
+    def switch(model: Any, name: str) -> None:
+        model.config._attn_implementation = name  # transformers' own would load a kernel
+
+    AttentionInterface.register("flash_on_cpu", attend)
+    AttentionMaskInterface.register("flash_on_cpu", sdpa_mask)
+    monkeypatch.setattr(PreTrainedModel, "set_attn_implementation", switch)
+
+
 def naive_log_prob(model: Any, tokenizer: Any, context: str, continuation: str) -> float:
     """Return the log-prob of `continuation` behind `context`, by one plain pass over the whole string."""
     import torch

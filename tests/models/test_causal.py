@@ -24,6 +24,7 @@ from kinject.errors import InputError
 from kinject.models import causal_fault, check_first_position, window_of
 from kinject.models.attention import reads_later_tokens
 from kinject.models.generate import end_tokens
+from small import have_flash_on_cpu
 
 _SIZES = {
     "hidden_size": 32,
@@ -133,3 +134,14 @@ def test_an_answer_ends_at_the_tokens_of_the_model_and_at_that_of_the_tokenizer(
 ):
     model = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=of_model))
     assert end_tokens(model, SimpleNamespace(eos_token_id=of_tokenizer)) == ends
+
+
+def test_weights_in_float32_are_checked_where_their_attention_is_a_flash_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have_flash_on_cpu(monkeypatch)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**_GROUPED, vocab_size=90)).eval()
+    model.set_attn_implementation("flash_on_cpu")
+    assert not reads_later_tokens(model)
+    check_first_position(model, "named in a recipe")
+    assert model.config._attn_implementation == "flash_on_cpu"

@@ -22,13 +22,14 @@ from kinject.errors import InputError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.recipe.read import NOT_TRAINING, Sections
-from kinject.train import train
+from kinject.train import setup, train
 from kinject.train.batches import Collator, RowDataset
 from kinject.train.checkpoints import is_complete, mark_complete, newest_complete
 from kinject.train.data import CorpusPacker
 from kinject.train.merge import merge_adapter
 from kinject.train.run import hash_inputs
-from small import TINY, interrupt
+from kinject.train.setup import make_trainer
+from small import TINY, have_flash_on_cpu, interrupt
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -295,6 +296,32 @@ def test_a_model_whose_attention_ignores_positions_is_not_packed(
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     with pytest.raises(TrainingError, match="packed documents see each other"):
         train(make_recipe())
+
+
+def _take_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a training take flash attention, by what stands for it on a CPU."""
+    have_flash_on_cpu(monkeypatch)
+
+    def use_flash(model: Any, *_: Any) -> list[str]:
+        model.set_attn_implementation("flash_on_cpu")
+        return []
+
+    monkeypatch.setattr(setup, "use_fastest_attention", use_flash)
+
+
+@pytest.mark.parametrize("what", ["projection", "kl", "cartridge"])
+def test_what_reads_the_model_beside_its_training_does_so_with_flash_attention(
+    make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    _take_flash(monkeypatch)
+    replay = {"path": str(corpus), "replay": {"path": str(corpus), "fraction": 0.5}}
+    sections: dict[str, dict[str, Any]] = {
+        "projection": {"regularization": {"projection": {"path": str(corpus)}}},
+        "kl": {"regularization": {"kl": 0.5}, "corpus": replay},
+        "cartridge": {"adapter": {"type": "cartridge", "num_virtual_tokens": 6}},
+    }
+    result = train(make_recipe(**sections[what], trainer={"bf16": True, "max_steps": 2}))
+    assert result.n_steps == 2
 
 
 def test_flattened_batches_hold_the_same_documents() -> None:

@@ -19,6 +19,7 @@ from kinject.models.attention import (
     try_attention,
     try_faster,
     window_of,
+    without_flash,
 )
 from kinject.models.folder import (
     ADAPTER_CONFIG,

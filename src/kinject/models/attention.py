@@ -7,6 +7,7 @@ training loss and its log-probs mean nothing.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -17,7 +18,7 @@ from kinject.models.hardware import choose_precision
 from kinject.process import is_fsdp_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
     from peft import PeftModel, PromptLearningConfig
@@ -115,7 +116,8 @@ def reads_later_tokens(model: PreTrainedModel) -> bool:
     n_tokens, half = int(model.get_input_embeddings().weight.shape[0]), _LENGTH // 2
     row = _short_row(model)
     other = torch.cat([row[:half], (row[half:] + n_tokens // 2) % n_tokens])
-    logits = [steady_logits(model, input_ids=ids[None])[0] for ids in (row, other)]
+    with without_flash(model):
+        logits = [steady_logits(model, input_ids=ids[None])[0] for ids in (row, other)]
     change = (logits[0] - logits[1]).abs()
     is_exact = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
     limit = _EXACT if is_exact else _ROUNDED
@@ -182,8 +184,9 @@ def check_first_position(model: PreTrainedModel, name: str) -> None:
         return
     ids = _short_row(model)[None]
     positions = torch.arange(_LENGTH, device=model.device)[None]
-    own = steady_logits(model, input_ids=ids)
-    given = steady_logits(model, input_ids=ids, position_ids=positions)
+    with without_flash(model):
+        own = steady_logits(model, input_ids=ids)
+        given = steady_logits(model, input_ids=ids, position_ids=positions)
     if not torch.allclose(own, given, rtol=0, atol=_ROUNDED * float(own.abs().max())):
         raise InputError(
             f"{name}: {model.config.model_type} does not begin a text at position 0, which kinject "
@@ -319,6 +322,27 @@ def row_seconds(model: PreTrainedModel, row: Mapping[str, Sequence[int]]) -> flo
     return statistics.median(seconds[1:])
 
 
+@contextlib.contextmanager
+def without_flash(model: PreTrainedModel | PeftModel) -> Iterator[None]:
+    """Let a model whose attention is a flash kernel read by another one in the block.
+
+    Those kernels refuse float32. In training its weights are multiplied in 16 bits by autocast, but
+    not where it reads before that, which is done in the dtype of the weights.
+    """
+    name = str(model.config._attn_implementation)
+    if "flash" not in name:
+        yield
+        return
+    plain = "eager"
+    if model._supports_sdpa:
+        plain = "sdpa"
+    model.set_attn_implementation(plain)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(name)
+
+
 def new_cartridge(
     model: PreTrainedModel, config: PromptLearningConfig, ids: Sequence[int]
 ) -> PeftModel:
@@ -332,7 +356,7 @@ def new_cartridge(
     from peft.tuners.cartridge.utils import initialize_kv_prefix_from_past_key_values
 
     first = torch.tensor([list(ids[: config.num_virtual_tokens])], device=model.device)
-    with torch.no_grad():
+    with torch.no_grad(), without_flash(model):
         output = model(input_ids=first, use_cache=True)
     cache = getattr(output, "cache", None)
     if cache is None:  # before transformers 5.24

@@ -240,7 +240,9 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         if self.model.training:
             pull = self._pull
             if pull is not None:
-                total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
+                with self.accelerator.autocast():  # as the model: the base's copy has none
+                    distance = pull.divergence(model, inputs, logits[:, :-1])
+                total = total + pull.strengths.kl * distance
             self._total_train_tokens += inputs["input_ids"].numel()
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:

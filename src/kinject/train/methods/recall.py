@@ -18,7 +18,7 @@ from kinject.corpus.grading import abstains, matches
 from kinject.corpus.tokenize import TokenAccount, begins_with_bos
 from kinject.errors import InputError
 from kinject.llm import request_seed
-from kinject.models import window_of
+from kinject.models import window_of, without_flash
 from kinject.models.generate import end_tokens, generate
 from kinject.process import made_by_first_process
 from kinject.recipe import GeneratorSection, TrainRecipe
@@ -73,11 +73,16 @@ class Recall(Method):
 
     def prepare(self, inputs: MethodInputs) -> MethodParts:
         """Return its part, with the questions that the model answers now and then."""
-        practice, note = made_by_first_process(
-            lambda: choose_practice(
-                inputs.recipe, inputs.corpora.rows, inputs.model, inputs.tokenizer, inputs.config
+        with without_flash(inputs.model):
+            practice, note = made_by_first_process(
+                lambda: choose_practice(
+                    inputs.recipe,
+                    inputs.corpora.rows,
+                    inputs.model,
+                    inputs.tokenizer,
+                    inputs.config,
+                )
             )
-        )
         tokenized, account = inputs.tokenized, inputs.tokenized.train.account
         unlearned = TokenAccount(source=account.source, masked=account.source)
         # A note or warning on the tokens of rows is on what this method does not learn.

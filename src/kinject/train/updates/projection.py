@@ -17,6 +17,7 @@ from accelerate.utils import broadcast
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from kinject import models
 from kinject.corpus.packing import TrainingRow
 from kinject.errors import TrainingError
 from kinject.terminal import format_count
@@ -95,7 +96,8 @@ class Projection(UpdateRule):
 
     def start(self, trainer: RunningTrainer) -> None:
         """Measure the inputs of the layers."""
-        self.measure(trainer.model)
+        with models.without_flash(trainer.model):
+            self.measure(trainer.model)
 
     def measure(self, model: PreTrainedModel) -> None:
         """Find the free directions of a model that has not been trained yet; the rest of it stops
