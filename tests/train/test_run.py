@@ -324,6 +324,21 @@ def test_what_reads_the_model_beside_its_training_does_so_with_flash_attention(
     assert result.n_steps == 2
 
 
+@pytest.mark.parametrize("max_length", [64, 12])
+def test_packed_documents_are_checked_where_flash_attention_reads_them(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, max_length: int
+) -> None:
+    """By sdpa under such a name, since flash attention runs on no CPU. Rows of 12 tokens hold one text each, a batch several."""
+    from transformers import masking_utils
+
+    _take_flash(monkeypatch)
+    recipe = make_recipe(trainer={"bf16": True, "max_length": max_length})
+    assert make_trainer(recipe).data_collator.flatten
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+    with pytest.raises(TrainingError, match="packed documents see each other"):
+        make_trainer(recipe)
+
+
 def test_flattened_batches_hold_the_same_documents() -> None:
     rows = [
         {"input_ids": [1, 2], "labels": [-100, 2], "position_ids": [0, 1]},

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,18 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from kinject.corpus.packing import PackedRows
 from kinject.corpus.tokenize import IGNORED
+from kinject.models import is_runnable, without_flash
 from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import Reaction
-from kinject.train.guards import react
+from kinject.train.guards import check_isolation, react
 from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _COLUMNS = ("input_ids", "labels", "position_ids", "replayed", "weights", "teacher")
+_TRIED = 64
+"""Tokens of each of two texts that are tried behind one another, where no row holds both."""
 _PADDING: dict[str, float] = {
     "labels": IGNORED,
     "replayed": False,
@@ -90,6 +96,29 @@ def packed_row(recipe: TrainRecipe, dataset: RowDataset) -> dict[str, Any] | Non
     if not recipe.trainer.get("packing") or recipe.trainer.get("packing_strategy") == "wrapped":
         return None
     return next((row for row in dataset if row["position_ids"].count(0) > 1), None)
+
+
+def flattens(recipe: TrainRecipe, model: PreTrainedModel, dataset: RowDataset) -> bool:
+    """Return whether the rows of a batch are joined into one, which flash attention parts at
+    positions. Raises `TrainingError` if packed documents see each other."""
+    # Without flash attention a joined row would attend over the whole batch: quadratic.
+    has_flash = "flash" in str(model.config._attn_implementation)
+    flatten = has_flash and bool(recipe.trainer.get("packing"))
+    if not is_runnable(model):
+        return flatten
+    packed = packed_row(recipe, dataset)
+    if packed is None and flatten and len(dataset) > 1:
+        # Of rows with one text each it is the batch that holds several.
+        first, second = dataset[0], dataset[1]
+        packed = {}
+        for name in ("input_ids", "position_ids"):
+            packed[name] = [*first[name][:_TRIED], *second[name][:_TRIED]]
+    if packed is not None:
+        # Also where flash attention parts them: the convolutions and states of hybrid models
+        # (Qwen3-Next, LFM2, Granite 4) carry one document into the next, whatever the attention.
+        with without_flash(model):
+            check_isolation(model, packed)
+    return flatten
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from kinject.recipe.check import Checker, suggestion
 from kinject.recipe.library_fields import starts_in_the_base
 from kinject.recipe.method_rules import rules_of
 from kinject.terminal import format_count
-from kinject.train.batches import Collator, RowDataset, packed_row
+from kinject.train.batches import Collator, RowDataset, flattens
 from kinject.train.callbacks import (
     EarlyStopping,
     Histograms,
@@ -55,7 +55,6 @@ from kinject.train.decomposed import initial_state
 from kinject.train.guards import (
     Guard,
     check_head_of_answers,
-    check_isolation,
     check_start,
     fused_head_misfit,
     react,
@@ -304,13 +303,7 @@ class _Setup:
 
         disable_progress_bar()
         recipe, config = self.recipe, self.config
-        packs = bool(recipe.trainer.get("packing"))
-        # Without flash attention a joined row would attend over the whole batch: quadratic.
-        flatten = packs and "flash" in str(model.config._attn_implementation)
-        if not flatten and models.is_runnable(model):
-            packed = packed_row(recipe, parts.train)
-            if packed is not None:
-                check_isolation(model, packed)
+        flatten = flattens(recipe, model, parts.train)
         masks_padding = _has_router_loss(model)
         if masks_padding:
             _hide_mask(model)
