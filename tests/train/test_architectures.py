@@ -151,7 +151,7 @@ def test_flex_attention_is_timed_on_the_runs_own_packed_rows(
     packing = PackingConfig(96, "bfd_split")
     data = CorpusPacker(tiny_tokenizer, Tokenization(), packing, 0).pack(list(CorpusFile(corpus)))
     recipe: Any = SimpleNamespace(model=SimpleNamespace(attention=attention), trainer=trainer)
-    notes = use_fastest_attention(model, recipe, RowDataset(data.rows))
+    notes = use_fastest_attention(model, recipe, RowDataset(data.rows), "bf16")
     refused = "attention: flash_attention_2 is not used (no such kernel)"
     if is_timed:
         assert timed[0] > 1
@@ -161,6 +161,28 @@ def test_flex_attention_is_timed_on_the_runs_own_packed_rows(
         assert notes == [refused, "attention: sdpa with separated documents"]
     else:
         assert (timed, notes) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "is_tried"),
+    [("no", torch.float32, False), ("bf16", torch.float32, True), ("no", torch.bfloat16, True)],
+)
+def test_flash_attention_is_left_out_of_a_training_in_float32(
+    tiny_tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    dtype: torch.dtype,
+    is_tried: bool,
+) -> None:
+    tried = []
+    monkeypatch.setattr(models, "fastest_attention", lambda _: ("flash_attention_3",))
+    monkeypatch.setattr(models, "try_attention", lambda _, name: tried.append(name) or "")
+    model = new_model(SHAPES["qwen3"], tiny_tokenizer, 0, "sdpa").to(dtype)
+    recipe: Any = SimpleNamespace(model=SimpleNamespace(attention="auto"), trainer={})
+    dataset: Any = None
+    notes = use_fastest_attention(model, recipe, dataset, precision)
+    assert bool(tried) == is_tried
+    assert any("this training is in float32" in note for note in notes) != is_tried
 
 
 MIXTRAL = {"model_type": "mixtral", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}

@@ -152,12 +152,13 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
 
 
 def use_fastest_attention(
-    model: PreTrainedModel, recipe: TrainRecipe, dataset: RowDataset
+    model: PreTrainedModel, recipe: TrainRecipe, dataset: RowDataset, precision: str
 ) -> list[str]:
     """Switch `model` from sdpa to the fastest attention that works on a short row of it, if
     `model.attention` is ``auto``; return notes on those that were tried.
 
-    Flex attention is taken only if it is faster on a packed row of `dataset`.
+    Flex attention is taken only if it is faster on a packed row of `dataset`. `precision` is that
+    of autocast in training (bf16, fp16, no).
     """
     if recipe.model.attention != "auto" or model.config._attn_implementation != "sdpa":
         return []
@@ -171,6 +172,9 @@ def use_fastest_attention(
                 continue  # sdpa needs no mask for one document a row, and is faster without
             # Which is faster depends on GPU, model and row: measured here, not kept in a table.
             reason = models.try_faster(model, name, packed)
+        elif precision == "no" and model.dtype == torch.float32:
+            # It is tried in 16 bits, and would fail at the first step.
+            reason = "it reads 16 bits alone, and this training is in float32"
         else:
             reason = models.try_attention(model, name)
         if not reason:

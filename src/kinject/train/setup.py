@@ -197,7 +197,8 @@ class _Setup:
         models.check_causal(model, name)
         models.check_first_position(model, name)
         window = check_positions(model.config, rows.tokenized)
-        notes += use_fastest_attention(model, recipe, RowDataset(rows.tokenized.train.rows))
+        dataset = RowDataset(rows.tokenized.train.rows)
+        notes += use_fastest_attention(model, recipe, dataset, config.mixed_precision)
         probes = None
         if recipe.probes is not None:
             probes = Probes(recipe.probes, rows.corpora.questions, tokenizer, window)
