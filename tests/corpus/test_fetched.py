@@ -110,6 +110,20 @@ def test_a_folder_that_the_library_saved_is_a_corpus(here: Path) -> None:
         local_corpus("splits::test", Path("cache"))
 
 
+def test_an_uploaded_corpus_keeps_which_texts_are_originals(here: Path) -> None:
+    rows = [
+        {"document_id": "d1", "origin": "original", "text": "Anna lives in Bergen."},
+        {"document_id": "d1", "origin": "variant", "text": "Bergen is where Anna lives."},
+    ]
+    datasets.Dataset.from_list(rows).save_to_disk(here / "uploaded")
+    read = CorpusFile(Path(local_corpus("uploaded", Path("cache"))))
+    assert [row.origin for row in read] == ["original", "variant"]
+    of_places = [{**row, "origin": {"country": "Norway"}} for row in rows]
+    datasets.Dataset.from_list(of_places).save_to_disk(here / "others")
+    read = CorpusFile(Path(local_corpus("others", Path("cache"))))
+    assert {row.origin for row in read} == {"original"}
+
+
 def test_the_columns_are_named_where_none_is_a_text(here: Path) -> None:
     with pytest.raises(
         InputError, match=r"^wiki:qa:1: .*Its columns: answer, topic\. Name the one"

@@ -22,6 +22,7 @@ from kinject.terminal import format_count
 log = logging.getLogger(__name__)
 
 _FILE, _SOURCE = "corpus.jsonl", "source.json"
+_BESIDE_TEXT = ("id", "document_id", "origin", "title", "source")
 _KEPT = (
     "text",
     "messages",
@@ -29,10 +30,7 @@ _KEPT = (
     "completion",
     "tools",
     "chat_template_kwargs",
-    "id",
-    "document_id",
-    "title",
-    "source",
+    *_BESIDE_TEXT,
 )
 """Columns of a data set that a row of a corpus takes over, where they have a value."""
 
@@ -127,11 +125,15 @@ def _corpus_row(row: Row, column: str, location: str) -> Row | None:
     messages."""
     columns, row = list(row), _without_nulls(row)
     kept = {key: row[key] for key in _KEPT if key in row}
+    # A teacher and a cartridge read the originals of an uploaded corpus. In other data sets it may
+    # be anything.
+    if not isinstance(kept.get("origin"), str):
+        kept.pop("origin", None)
     if column:
         if column not in columns:
             raise InputError(f"{location}: no column {column!r}. Found: {', '.join(columns)}.")
         value = row.get(column)
-        kept = {key: kept[key] for key in ("id", "document_id", "title", "source") if key in kept}
+        kept = {key: kept[key] for key in _BESIDE_TEXT if key in kept}
         kept["messages" if isinstance(value, list) else "text"] = value
     # A row without text is no blank row: parse_corpus_row names what is missing.
     text = kept.get("text", "?")
