@@ -157,9 +157,17 @@ def test_the_answers_of_all_processes_are_learned_tokens(monkeypatch: pytest.Mon
     trainer: Any = RecallTrainer.__new__(RecallTrainer)
     trainer.learned_tokens = 4
     # Another process has drawn answers of three tokens more.
-    trainer.accelerator = SimpleNamespace(gather=lambda n: torch.stack([n, n + 3]))
+    trainer.accelerator = SimpleNamespace(
+        gather=lambda n: torch.stack([n, n + 3]),
+        autocast=lambda: torch.autocast("cpu", torch.bfloat16),
+    )
     batch = {"completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda *_: batch)
+
+    def draw(*_: Any) -> Any:
+        assert torch.is_autocast_enabled("cpu"), "flash attention would refuse float32"
+        return batch
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", draw)
     assert trainer._generate_and_score_completions([]) is batch
     assert trainer.learned_tokens == 4 + 5 + 8
 

@@ -61,8 +61,10 @@ class RecallTrainer(RunTrainer, GRPOTrainer):  # type: ignore[misc]
         self, inputs: list[dict[str, Any]]
     ) -> dict[str, torch.Tensor]:
         """Return TRL's batch of graded answers; count their tokens."""
-        # TRL 1.16 counts prompts and answers together
-        batch: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
+        # TRL 1.16 counts prompts and answers together. Of a model with an adapter it draws answers
+        # past the forward pass that has autocast, in float32, which flash attention refuses.
+        with self.accelerator.autocast():
+            batch: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
         # Each process has drawn its own answers.
         n_learned = self.accelerator.gather(batch["completion_mask"].sum()).sum()
         self.learned_tokens = self.learned_tokens + int(n_learned)
