@@ -188,6 +188,7 @@ def test_a_letter_that_is_not_plain_is_not_guessed(text):
         (["F", "F#", "G"], {"F#": 1, "The answer is F#.": 1, "**C. G**": 2}),
         (["10 m²", "10 m2", "10 m"], {"10 m²": 0, "C": 2, "10 m": 2}),
         ([":", ";", "!"], {";": 1, "B": 1, "?": None}),
+        (["2/5", "2/7", "$\\frac{3}{7}$"], {"$\\frac{2}{7}$": 1, "The answer is 3/7": 2, "A) $\\frac{2}{7}$": None}),
     ],
 )  # fmt: skip
 def test_options_that_differ_in_articles_or_signs_alone_are_told_apart(choices, read):

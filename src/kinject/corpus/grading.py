@@ -24,6 +24,7 @@ from kinject.language.amounts import (
     values_of,
 )
 from kinject.language.han import with_plain_amounts
+from kinject.language.latex import plain_latex
 from kinject.language.readings import read_items
 from kinject.language.spelling import (
     ELIDED,
@@ -446,8 +447,8 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
 
 
 def _without_markup(text: str) -> str:
-    # NFKC makes full-width letters plain ones; \boxed{B} has left its braces.
-    plain = unicodedata.normalize("NFKC", _MARKUP.sub("", text))
+    # NFKC makes full-width letters plain ones; a formula may have left its braces.
+    plain = unicodedata.normalize("NFKC", _MARKUP.sub("", plain_latex(text)))
     return plain.replace("{", "(").replace("}", ")")
 
 

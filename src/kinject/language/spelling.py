@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kinject.language.latex import plain_latex
+
 WIDE = "\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 """Kana, Chinese characters and Hangul: their words have no spaces between them."""
 MARKS = (
@@ -59,7 +61,8 @@ _CLOSE_LIST = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{1,2}){2,}(?![\d,]|\.\d)")
 
 def fold(text: str) -> str:
     """Return `text` in one spelling, its case kept: Unicode's NFKC (Annex 15), straight quotes,
-    one hyphen, ASCII digits, nothing invisible, no marks of bold text or code."""
+    one hyphen, ASCII digits, nothing invisible, no LaTeX, no marks of bold text or code."""
+    text = plain_latex(text)
     if not text.isascii():
         text = _fold_unicode(text)
     text = _PRODUCT.sub("", _OPERATOR.sub(_without_spaces, text))
