@@ -369,6 +369,8 @@ _SAYS = r"""(?:
     |opción|risposta|opzione|resposta|opção|alternativa|antwoord|odpowiedź|ответ|вариант|cevap|yanıt
     |الإجابة|الجواب)\b
     [^.\n:]{0,60}?
+    (?<!\bno\s)(?<!\bnon\s)(?<!\bnão\s)
+    (?<!\bincorrecta\s)(?<!\bsbagliata\s)(?<!\berrada\s)
     (?:\b(?:is|was|(?:would|must|should)\sbe|ist|lautet|wäre|est|serait|es|sería|è|sarebbe|é|seria
     |to|это|هي|هو)\b|[=:—–])
     | \b(?:choose|pick|select|go\swith|richtig\sist)\b
@@ -380,8 +382,10 @@ _BETWEEN = r"""(?:(?:the|letter|option|choice|(?-i:a)|la|le|el|die|der|den|lettr
     |:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
 _AND = r"(?:,|/|&|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|和|或|と)"
-_ALONE = rf"(?![{_WORD}+#])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
-"""After a letter: no more of a word or of a name (C++), and no second letter (A and C)."""
+_NOT_IT = r"\s*(?:(?:是|は|が|を)?(?:错|錯|不[是对對正]|誤|間違)|では(?:な|あり)|[이가은는]\s?(?:아[니닙닌]|틀))"
+_ALONE = rf"(?![{_WORD}+#])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))(?![)\]]?{_NOT_IT})"
+"""After a letter: no more of a word or of a name (C++), no second letter (A and C), and in Chinese,
+Japanese and Korean no denial (A不对)."""
 _BEGINS = rf"[(\[\"“「]*([A-Za-z]){_ALONE}"
 _STATES = re.compile(rf"{_SAYS}{_BETWEEN}{_BEGINS}", re.IGNORECASE | re.VERBOSE)
 _IS_RIGHT = re.compile(
@@ -400,8 +404,9 @@ _GOES_ON = re.compile(
     r"\s+(?!(?:because|since|as|for|which|parce|car|weil|da|porque|perché|ya)\b)[^\W\d_]"
 )
 _DENIES = re.compile(
-    r"(?:(?:wrong|incorrect|false|falsche?|fausse|incorrecta)\s+\w*"
-    r"|(?:\b(?:not|never|neither|nor|noch|ni)|n['’]t)\s+)$",
+    r"(?:(?:wrong|incorrect|false|worst|falsche?|fausse|mauvaise|incorrecta|foute|verkeerde)\s+\w*"
+    r"|least\s+likely\s+|\bif\s+(?:the\s+)?"
+    r"|(?:\b(?:not|never|neither|nor|nicht|noch|ni)|n['’]t)\s+|不[应應该該能要可会會以]*|排除|如果)$",
     re.IGNORECASE,
 )
 _WINDOW = 40
