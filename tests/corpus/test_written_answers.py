@@ -188,6 +188,9 @@ def test_a_letter_that_is_not_plain_is_not_guessed(text):
         (["F", "F#", "G"], {"F#": 1, "The answer is F#.": 1, "**C. G**": 2}),
         (["10 m²", "10 m2", "10 m"], {"10 m²": 0, "C": 2, "10 m": 2}),
         ([":", ";", "!"], {";": 1, "B": 1, "?": None}),
+        (["24", "24.5", "245", "2.45"], {"The answer is 24.5.": 1, "The answer is 2.45": 3, "24": 0, "The answer is 24.": 0}),
+        (["-8", "6", "9", "4.5"], {"8": None, "The answer is -8.": 0, "−8": 0, "The answer is 9": 2, "45": None, "A. -8": 0}),
+        (["3,200", "1-4", "2/9", "7:15"], {"3200": 0, "14": None, "29": None, "715": None, "1–4": 1, "The answer is 7:15.": 3}),
         (["2/5", "2/7", "$\\frac{3}{7}$"], {"$\\frac{2}{7}$": 1, "The answer is 3/7": 2, "A) $\\frac{2}{7}$": None}),
     ],
 )  # fmt: skip

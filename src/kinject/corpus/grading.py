@@ -447,40 +447,60 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     index = options.find(plain)
     if index is None:
         # As it was written: x² and x2 are one text without marks.
-        index = _Options(plain_text, tuple(map(plain_text, choices))).find(text)
+        numbers = tuple(map(_numbers_in, choices))
+        index = _Options(plain_text, tuple(map(plain_text, choices)), numbers).find(text)
     return index
+
+
+_TYPED = str.maketrans("{}−–", "()--")
 
 
 def _without_markup(text: str) -> str:
     # NFKC makes full-width letters plain ones; a formula may have left its braces.
     plain = unicodedata.normalize("NFKC", _MARKUP.sub("", plain_latex(text)))
-    return plain.replace("{", "(").replace("}", ")")
+    return plain.translate(_TYPED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The texts of a question's options, in the `form` in which they are compared."""
+    """The texts of a question's options, in the `form` in which they are compared; `numbers` are
+    those of each as they are written."""
 
     form: Callable[[str], str]
     texts: tuple[str, ...]
+    numbers: tuple[list[str], ...]
 
     def find(self, text: str) -> int | None:
         """Return the index of the option with this text; None without one, or with several."""
         written = self.form(text)
         if not written or self.texts.count(written) != 1:
             return None
-        return self.texts.index(written)
+        index = self.texts.index(written)
+        # SQuAD's form makes 5 of -5, 35 of 3.5 and 13 of 1/3.
+        if _numbers_in(text) != self.numbers[index]:
+            return None
+        return index
+
+
+_WRITTEN_NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:[.,:/^-]\d+)*")
+_GROUP_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+def _numbers_in(text: str) -> list[str]:
+    """Return the numbers of a text with their signs, without commas between thousands."""
+    return _WRITTEN_NUMBER.findall(_GROUP_COMMA.sub("", text.translate(_TYPED)))
 
 
 def _options_of(choices: Sequence[str]) -> _Options:
     """Return the options in the loosest form in which they differ."""
     plain = list(map(_without_markup, choices))
+    numbers = tuple(map(_numbers_in, plain))
     # SQuAD's form makes nothing of the A of blood groups, and of -5 and 5, C++ and C# the same.
     for form in (normalize_answer, _spelled):
-        options = _Options(form, tuple(map(form, plain)))
+        options = _Options(form, tuple(map(form, plain)), numbers)
         if all(options.texts) and len(set(options.texts)) == len(choices):
             return options
-    return _Options(plain_text, tuple(map(plain_text, plain)))
+    return _Options(plain_text, tuple(map(plain_text, plain)), numbers)
 
 
 def _spelled(text: str) -> str:
@@ -509,13 +529,16 @@ def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
         if is_list and _spans_lines(text, match):
             continue
         index = options.find(match[1])
+        if index is None or _is_denied(text, match):
+            continue
         # The text of an option that is one letter may be the letter of another.
-        if index is not None and len(options.texts[index]) > 1 and not _is_denied(text, match):
+        if len(options.texts[index]) > 1 or options.texts[index].isdigit():
             named.add(index)
     return named
 
 
-_STATES_TEXT = re.compile(rf"{_SAYS}([^\n.]+)", re.IGNORECASE | re.VERBOSE)
+# The point of 12.5 ends no sentence.
+_STATES_TEXT = re.compile(rf"{_SAYS}((?:[^\n.]|\.(?=\d))+)", re.IGNORECASE | re.VERBOSE)
 
 
 def _spans_lines(text: str, statement: re.Match[str]) -> bool:
