@@ -191,6 +191,7 @@ def test_a_letter_that_is_not_plain_is_not_guessed(text):
         (["24", "24.5", "245", "2.45"], {"The answer is 24.5.": 1, "The answer is 2.45": 3, "24": 0, "The answer is 24.": 0}),
         (["-8", "6", "9", "4.5"], {"8": None, "The answer is -8.": 0, "−8": 0, "The answer is 9": 2, "45": None, "A. -8": 0}),
         (["3,200", "1-4", "2/9", "7:15"], {"3200": 0, "14": None, "29": None, "715": None, "1–4": 1, "The answer is 7:15.": 3}),
+        (["D. rerio", "C. lupus", "B. taurus", "A. mellifera"], {"C. lupus": 1, "The answer is B. taurus.": 2, "D": 3}),
         (["2/5", "2/7", "$\\frac{3}{7}$"], {"$\\frac{2}{7}$": 1, "The answer is 3/7": 2, "A) $\\frac{2}{7}$": None}),
     ],
 )  # fmt: skip

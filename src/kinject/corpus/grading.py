@@ -447,8 +447,8 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     index = options.find(plain)
     if index is None:
         # As it was written: x² and x2 are one text without marks.
-        numbers = tuple(map(_numbers_in, choices))
-        index = _Options(plain_text, tuple(map(plain_text, choices)), numbers).find(text)
+        plain_choices = tuple(map(plain_text, choices))
+        index = _Options(plain_text, plain_choices, plain_choices).find(text)
     return index
 
 
@@ -463,12 +463,12 @@ def _without_markup(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The texts of a question's options, in the `form` in which they are compared; `numbers` are
-    those of each as they are written."""
+    """The texts of a question's options, in the `form` in which they are compared; `plain` are they
+    as they are written."""
 
     form: Callable[[str], str]
     texts: tuple[str, ...]
-    numbers: tuple[list[str], ...]
+    plain: tuple[str, ...]
 
     def find(self, text: str) -> int | None:
         """Return the index of the option with this text; None without one, or with several."""
@@ -477,9 +477,17 @@ class _Options:
             return None
         index = self.texts.index(written)
         # SQuAD's form makes 5 of -5, 35 of 3.5 and 13 of 1/3.
-        if _numbers_in(text) != self.numbers[index]:
+        if _numbers_in(text) != _numbers_in(self.plain[index]):
             return None
         return index
+
+    def find_with_initial(self, text: str) -> int | None:
+        """Return the index of the option that has this text, its first letter included."""
+        written = _spelled(text)
+        for index, choice in enumerate(self.plain):
+            if len(written) > 1 and _spelled(choice) == written:
+                return index
+        return None
 
 
 _WRITTEN_NUMBER = re.compile(r"(?:(?<![\w)])-)?\d+(?:[.,:/^-]\d+)*")
@@ -493,14 +501,13 @@ def _numbers_in(text: str) -> list[str]:
 
 def _options_of(choices: Sequence[str]) -> _Options:
     """Return the options in the loosest form in which they differ."""
-    plain = list(map(_without_markup, choices))
-    numbers = tuple(map(_numbers_in, plain))
+    plain = tuple(map(_without_markup, choices))
     # SQuAD's form makes nothing of the A of blood groups, and of -5 and 5, C++ and C# the same.
     for form in (normalize_answer, _spelled):
-        options = _Options(form, tuple(map(form, plain)), numbers)
+        options = _Options(form, tuple(map(form, plain)), plain)
         if all(options.texts) and len(set(options.texts)) == len(choices):
             return options
-    return _Options(plain_text, tuple(map(plain_text, plain)), numbers)
+    return _Options(plain_text, tuple(map(plain_text, plain)), plain)
 
 
 def _spelled(text: str) -> str:
@@ -524,7 +531,7 @@ def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
         if is_list and _spans_lines(text, match):
             continue
         if not _is_denied(text, match) and not (is_word and _GOES_ON.match(rest)):
-            named.add(_index(letter, rest, options))
+            named.add(_index(letter, rest, options, _rest_of_line(text, match.start(1))))
     for match in _STATES_TEXT.finditer(text):
         if is_list and _spans_lines(text, match):
             continue
@@ -560,15 +567,19 @@ def _at_line_starts(lines: Sequence[str], options: _Options) -> set[int]:
     """Return the options whose letters begin lines."""
     matches = ((line, _LINE.match(line)) for line in lines)
     return {
-        _index(match[1], _rest_of_line(line, match.end()), options)
+        _index(match[1], _rest_of_line(line, match.end()), options, line)
         for line, match in matches
         if match
     }
 
 
-def _index(letter: str, rest: str, options: _Options) -> int:
+def _index(letter: str, rest: str, options: _Options, whole: str = "") -> int:
     """Return the index of the option with `letter`; -1 if there is none, or the text after it is
-    another option's."""
+    another option's. `whole`: the line from the letter on."""
+    # C. elegans may be an option, which is not C.
+    named = options.find_with_initial(whole)
+    if named is not None:
+        return named
     # find(): a pattern without case takes the dotted İ of Turkish for a letter.
     index = string.ascii_uppercase.find(letter.upper())
     beside = options.find(_BESIDE.sub("", rest, count=1))
