@@ -59,19 +59,21 @@ _ABSTAINS = re.compile(
     (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)
       \s(?:really\s)?(?:know|tell|say|find|answer|determine|provide)
     | (?:i|we)\s(?:have\sno|(?:do\snot|don'?t)\shave\s(?:any\s|enough\s|sufficient\s)?)
-      \s?(?:idea|information|knowledge|data|details)
+      \s?(?:that\s|this\s|access\sto\s(?:that|this)\s)?(?:idea|information|knowledge|data|details)
     | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable)
     # "An unknown painter made it in 1902" answers.
     | (?<!\ban\s)(?<!\bthe\s)unknown | (?:an|the)\sunknown(?!\s\w) | unanswerable
     | (?:it'?s|it\sis|remains)\sunclear
-    | not\s(?:stated|mentioned|given|specified)
+    | (?:not|\w+n't)\s(?:been\s)?(?:stated|mentioned|given|specified|provided|disclosed|indicated)
+    | (?:information|answer|detail)s?\s(?:(?:is|are|was|were)\snot|\w+n't)\s(?:available|included|in\sthe)
+    | (?:isn't|aren't)\sany\s(?:information|mention|details)
     | (?:text|passage|context|document|article|source|paragraph|excerpt)s?
       \s(?:do(?:es)?\snot|do(?:es)?n'?t)
       \s(?:mention|say|state|specify|provide|give|contain|include|indicate|tell)
     | no\smention\sof | (?:not|isn'?t)\senough\s(?:information|context)
     | insufficient\sinformation
     | not\sknown(?!\s(?:as|for\s(?!certain|sure)))
-    | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
+    | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known|found) | n/a
     | ich\sweiß\s(?:das\s|es\s)?(?:leider\s)?nicht | weiß\sich\s(?:leider\s)?nicht
     | (?:nicht|un)\s?bekannt | keine\s(?:angaben?|antwort|information(?:en)?)
     | (?:steht|geht)\s(?:das\s)?nicht\s(?:im|aus\sdem)\stext
