@@ -37,6 +37,7 @@ from kinject.language.spelling import (
     has_code,
     has_letters,
     has_more_letters,
+    has_other_arguments,
     has_other_case,
     list_in,
     same_words,
@@ -208,7 +209,7 @@ def _is_same(written: str, part: str) -> bool:
 
 def _is_within(part: str, written: str) -> bool:
     """Return whether `written` has the accepted text `part` in it, by its words or its values."""
-    if has_more_letters(part, written):
+    if has_more_letters(part, written) or has_other_arguments(part, written):
         return False
     codes = tuple(_languages(written, part))
     # the words of a value are not enough: 5 million has a 5 in it

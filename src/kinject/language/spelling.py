@@ -211,6 +211,24 @@ def _plain_letters(folded: str) -> str:
     return _MARKED_LETTER.sub(r"\1", folded.replace("、", ", ")).strip(" .。")
 
 
+_CALL = re.compile(r"(?<!\w)([A-Za-z]\w*)\((?:[^()]|\([^()]*\))*\)")
+_NO_ARGUMENT = re.compile(r"[\s'\"]")
+
+
+def has_other_arguments(part: str, folded: str) -> bool:
+    """Return whether an accepted call is in a text with other arguments only: O(n log n) for O(n),
+    P(A|B) for P(A)."""
+    wanted = _CALL.fullmatch(part.strip())
+    if wanted is None:
+        return False
+    calls = [call for call in _CALL.finditer(folded) if call[1].lower() == wanted[1].lower()]
+    return bool(calls) and _plain_call(wanted) not in map(_plain_call, calls)
+
+
+def _plain_call(call: re.Match[str]) -> str:
+    return _NO_ARGUMENT.sub("", call[0]).lower()
+
+
 _CODE = re.compile(r"\+?(?=[A-Z\d(])[A-Z\d\s()./-]*\d(?:\s?[A-Z\d]+)*\)?")
 _DECIMAL = re.compile(r"\d+\.\d+")
 _TRUNK_ZERO = re.compile(r"\s?\(0\)")
