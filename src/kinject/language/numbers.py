@@ -285,10 +285,16 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     if second:
         end = second.end()
         number = replace(number, value=number.value * language.scale_words[second["scale"]])
+    return end_with_preposition(reader, end), number
+
+
+def end_with_preposition(reader: Reader, end: int) -> int:
+    """Return where the unit of millions begins behind its preposition (d'euros), `end` without
+    one."""
     preposition = PREPOSITION.match(reader.rest, end)
     if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
-        end = preposition.end()
-    return end, number
+        return preposition.end()
+    return end
 
 
 _FEET = re.compile(

@@ -34,6 +34,7 @@ from kinject.language.numbers import (
     LETTER,
     PRE_RELEASE,
     VERSION_BEFORE,
+    end_with_preposition,
     is_scale_at,
     join_measures,
     take_coordinates,
@@ -480,7 +481,11 @@ def _take_number_words(reader: Reader) -> None:
         if grammar.language.code == "en":
             is_ordinal = bool(_ORDINAL_WORD.search(words))
         number = Number(Fraction(last), is_ordinal=is_ordinal)
-        take_number(reader, *match.span(), number)
+        end = match.end()
+        # "trois de mètres" is none.
+        if last and last % 1_000_000 == 0:
+            end = end_with_preposition(reader, end)
+        take_number(reader, match.start(), end, number)
     if grammar.language.code == "en":
         for match in _DOZEN.finditer(reader.rest):
             reader.take(*match.span(), Number(Fraction(12)))
