@@ -314,6 +314,7 @@ _FILLERS = frozenset(
         *("of", "de", "le", "el", "den", "der", "del", "du", "il", "am", "au"),
         *("and", "und", "et", "y", "e", "from", "between", "to", "von", "zwischen", "entre"),
         *("in", "on", "at", "about", "approximately", "around", "circa", "roughly"),
+        *("im", "jahr", "jahre", "en", "em", "nel", "année", "lannée", "año", "ano", "anno"),
     )
 )
 """Words beside a value that an answer may lack."""

@@ -401,8 +401,9 @@ def _take_numbers(reader: Reader) -> None:
         if TAKEN in reader.rest[match.start() : match.end()] or len(match[0]) > MOST_DIGITS:
             continue
         value = _decimal_value(match[0], reader.comma)
-        days = _days_of_numeral(reader, match)
-        take_number(reader, *match.span(), Number(value, digits=match[0]), *days)
+        number = Number(value, digits=match[0])
+        others = [*_days_of_numeral(reader, match), *_year_of_numeral(reader, match, number)]
+        take_number(reader, *match.span(), number, *others)
 
 
 _DAY_AND_MONTH = re.compile(r"(?<![\d.])(\d{1,2})\.(\d{1,2})(?=\.(?!\d))")
@@ -417,6 +418,19 @@ def _days_of_numeral(reader: Reader, numeral: re.Match[str]) -> list[Day]:
     if day is None:
         return []
     return [day]
+
+
+_YEAR_SIGN = re.compile(r"\s?(?:[年년](?![代间間前来])|год[ау]?(?!\w)|г\.)")
+"""Behind four digits it names the year itself: 1987年, 1987 год; not 2000年前, 1980年代."""
+
+
+def _year_of_numeral(reader: Reader, numeral: re.Match[str], number: Number) -> list[Number]:
+    """Return the year that 1987年 is, which 1987 alone says as well."""
+    if not re.fullmatch(r"[12]\d{3}", numeral[0]):
+        return []
+    if not _YEAR_SIGN.match(reader.rest, numeral.end()):
+        return []
+    return [replace(number, unit="ad")]
 
 
 def _decimal_value(written: str, comma: bool) -> Fraction:
