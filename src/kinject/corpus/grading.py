@@ -66,7 +66,8 @@ _ABSTAINS = re.compile(
     | (?<!\ban\s)(?<!\bthe\s)unknown | (?:an|the)\sunknown(?!\s\w) | unanswerable
     | (?:it'?s|it\sis|remains)\sunclear
     | (?:not|\w+n't)\s(?:been\s)?(?:stated|mentioned|given|specified|provided|disclosed|indicated)
-    | (?:information|answer|detail)s?\s(?:(?:is|are|was|were)\snot|\w+n't)\s(?:available|included|in\sthe)
+    | (?:information|answer|detail)s?\s(?:(?:is|are|was|were)\snot|\w+n't)
+      \s(?:available|included|in\sthe)
     | (?:isn't|aren't)\sany\s(?:information|mention|details)
     | (?:text|passage|context|document|article|source|paragraph|excerpt)s?
       \s(?:do(?:es)?\snot|do(?:es)?n'?t)
@@ -484,6 +485,10 @@ class _Options:
             return None
         return index
 
+    def is_letter(self, index: int) -> bool:
+        """Return whether the text of an option is one letter, which may be that of another."""
+        return len(self.texts[index]) == 1 and self.texts[index].isalpha()
+
     def find_with_initial(self, text: str) -> int | None:
         """Return the index of the option that has this text, its first letter included."""
         written = _spelled(text)
@@ -539,10 +544,7 @@ def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
         if is_list and _spans_lines(text, match):
             continue
         index = options.find(match[1])
-        if index is None or _is_denied(text, match):
-            continue
-        # The text of an option that is one letter may be the letter of another.
-        if len(options.texts[index]) > 1 or options.texts[index].isdigit():
+        if index is not None and not options.is_letter(index) and not _is_denied(text, match):
             named.add(index)
     return named
 

@@ -285,16 +285,37 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     if second:
         end = second.end()
         number = replace(number, value=number.value * language.scale_words[second["scale"]])
-    return end_with_preposition(reader, end), number
+    return _end_with_preposition(reader, end), number
 
 
-def end_with_preposition(reader: Reader, end: int) -> int:
+def end_of_words(reader: Reader, end: int, value: float) -> int:
+    """Return where a number in words ends: of millions behind the preposition of their unit."""
+    # "trois de mètres" is no measure.
+    if value and value % 1_000_000 == 0:
+        return _end_with_preposition(reader, end)
+    return end
+
+
+def _end_with_preposition(reader: Reader, end: int) -> int:
     """Return where the unit of millions begins behind its preposition (d'euros), `end` without
     one."""
     preposition = PREPOSITION.match(reader.rest, end)
     if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
         return preposition.end()
     return end
+
+
+_YEAR_SIGN = re.compile(r"\s?(?:[年년](?![代间間前来])|год[ау]?(?!\w)|г\.)")
+"""Behind four digits it names the year itself: 1987年, 1987 год; not 2000年前, 1980年代."""
+
+
+def year_of_numeral(reader: Reader, numeral: re.Match[str], number: Number) -> list[Number]:
+    """Return the year that 1987年 is, which 1987 alone says as well."""
+    if not re.fullmatch(r"[12]\d{3}", numeral[0]):
+        return []
+    if not _YEAR_SIGN.match(reader.rest, numeral.end()):
+        return []
+    return [replace(number, unit="ad")]
 
 
 _FEET = re.compile(

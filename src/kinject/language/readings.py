@@ -34,13 +34,14 @@ from kinject.language.numbers import (
     LETTER,
     PRE_RELEASE,
     VERSION_BEFORE,
-    end_with_preposition,
+    end_of_words,
     is_scale_at,
     join_measures,
     take_coordinates,
     take_feet,
     take_number,
     unit_after,
+    year_of_numeral,
 )
 from kinject.language.roman import take_numerals
 from kinject.language.spelling import words_in
@@ -402,8 +403,8 @@ def _take_numbers(reader: Reader) -> None:
             continue
         value = _decimal_value(match[0], reader.comma)
         number = Number(value, digits=match[0])
-        others = [*_days_of_numeral(reader, match), *_year_of_numeral(reader, match, number)]
-        take_number(reader, *match.span(), number, *others)
+        days = _days_of_numeral(reader, match)
+        take_number(reader, *match.span(), number, *days, *year_of_numeral(reader, match, number))
 
 
 _DAY_AND_MONTH = re.compile(r"(?<![\d.])(\d{1,2})\.(\d{1,2})(?=\.(?!\d))")
@@ -418,19 +419,6 @@ def _days_of_numeral(reader: Reader, numeral: re.Match[str]) -> list[Day]:
     if day is None:
         return []
     return [day]
-
-
-_YEAR_SIGN = re.compile(r"\s?(?:[年년](?![代间間前来])|год[ау]?(?!\w)|г\.)")
-"""Behind four digits it names the year itself: 1987年, 1987 год; not 2000年前, 1980年代."""
-
-
-def _year_of_numeral(reader: Reader, numeral: re.Match[str], number: Number) -> list[Number]:
-    """Return the year that 1987年 is, which 1987 alone says as well."""
-    if not re.fullmatch(r"[12]\d{3}", numeral[0]):
-        return []
-    if not _YEAR_SIGN.match(reader.rest, numeral.end()):
-        return []
-    return [replace(number, unit="ad")]
 
 
 def _decimal_value(written: str, comma: bool) -> Fraction:
@@ -495,11 +483,7 @@ def _take_number_words(reader: Reader) -> None:
         if grammar.language.code == "en":
             is_ordinal = bool(_ORDINAL_WORD.search(words))
         number = Number(Fraction(last), is_ordinal=is_ordinal)
-        end = match.end()
-        # "trois de mètres" is none.
-        if last and last % 1_000_000 == 0:
-            end = end_with_preposition(reader, end)
-        take_number(reader, match.start(), end, number)
+        take_number(reader, match.start(), end_of_words(reader, match.end(), last), number)
     if grammar.language.code == "en":
         for match in _DOZEN.finditer(reader.rest):
             reader.take(*match.span(), Number(Fraction(12)))
