@@ -420,6 +420,16 @@ def test_a_claim_may_name_a_point_of_a_sweep() -> None:
     assert with_passages.finding == "no scored answers of base with passages on set"
 
 
+def test_a_claim_names_the_accuracies_of_the_questions_that_it_compares() -> None:
+    """The base has no score for the last half, of which the arm declines most."""
+    records = Records(["match"])
+    records.by_run["m", "ft", 0] = {SETTING: graded("rraaaarraaaa" + "a" * 12, "ft")}
+    records.by_run["m", "base", 0] = {SETTING: graded("rrrrraarrrrr")}
+    claim = claim_on(records, direction="higher")
+    assert claim.effect == pytest.approx(8 / 12 - 2 / 12)
+    assert claim.finding.startswith("ft 66.7%, base 16.7% abstained on set: +50.0 points")
+
+
 def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model) -> None:
     path = written_study(tmp_path, tiny_model, claims={"c": {**CLAIM, "test": "near_chance"}})
     with pytest.raises(RecipeError, match=r"near_chance: the answers are written"):

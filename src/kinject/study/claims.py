@@ -252,9 +252,14 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     if missing or arm == baseline:
         return _Tested(missing or f"{_in_words(arm)} is compared with itself")
     found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
-    accuracies = f"{_accuracy(arm, claim, evidence)}, {_accuracy(baseline, claim, evidence)}"
+    accuracies = []
+    for name, matrix in zip((arm, baseline), matrices, strict=True):
+        asked = None
+        if evidence.is_net([arm, baseline], claim):
+            asked = evidence.matrix(name, claim)
+        accuracies.append(f"{_in_words(name)} {_accuracy(matrix, asked)}")
     finding = (
-        f"{accuracies} {claim.outcome} on {joint_name(claim.sets())}"
+        f"{', '.join(accuracies)} {claim.outcome} on {joint_name(claim.sets())}"
         f"{_beyond([arm, baseline], claim, evidence, ', ')}: {_points(found)}"
     )
     scope = evidence.scope(arm, baseline)
@@ -287,20 +292,15 @@ def _points(found: Estimate) -> str:
     return f"{format_points(found.value)} points{bounds}"
 
 
-def _accuracy(arm: str, claim: ClaimSection, evidence: Evidence) -> str:
-    """Return ``cpt 41.0%``, where the claim compares net gains ``cpt 41.0% (25.2% without the
-    question)``."""
-    asked = evidence.matrix(arm, claim)
-    accuracy = 0.0
-    if asked is not None:
-        accuracy = asked.mean()
-    text = f"{_in_words(arm)} {format_percent(accuracy)}"
-    if not evidence.is_net([arm], claim):
-        return text
-    net = evidence.matrix(arm, claim, net=True)
-    if net is None:
-        return text
-    return f"{text} ({format_percent(accuracy - net.mean())} without the question)"
+def _accuracy(compared: CorrectnessMatrix, asked: CorrectnessMatrix | None) -> str:
+    """Return ``41.0%``, where net gains are `compared` ``41.0% (25.2% without the question)`` by
+    the answers of those `asked`."""
+    if asked is None:
+        return format_percent(compared.mean())
+    # Of the questions that are compared: the accuracies of others contradict the difference.
+    accuracy = aligned(compared, asked)[1].mean()
+    without_question = format_percent(accuracy - compared.mean())
+    return f"{format_percent(accuracy)} ({without_question} without the question)"
 
 
 def _tested(
