@@ -65,9 +65,15 @@ _ABSTAINS = re.compile(
     # "An unknown painter made it in 1902" answers.
     | (?<!\ban\s)(?<!\bthe\s)unknown | (?:an|the)\sunknown(?!\s\w) | unanswerable
     | (?:it'?s|it\sis|remains)\sunclear
-    | (?:not|\w+n't)\s(?:been\s)?(?:stated|mentioned|given|specified|provided|disclosed|indicated)
-    | (?:information|answer|detail)s?\s(?:(?:is|are|was|were)\snot|\w+n't)
-      \s(?:available|included|in\sthe)
+    | (?:not|\w+n't)\s(?:been\s)?(?:stated|mentioned|specified)
+    | (?:information|answer|detail)s?\s(?:(?:is|are|was|were)\snot|\w+n't)\sin\sthe
+    # "No, lunch is not provided" and "It was not given to him until May" answer.
+    | (?:information|answer|detail|name|date|year|number|price|amount|reason|it|this|that)s?
+      (?:\s(?:is|are|was|were|has|have)\snot|\s\w+n't)\s(?:been\s)?
+      (?:given|provided|disclosed|indicated|available|included)(?=\s*(?:[.,;!?]|$|here\b))
+    | (?:cannot|not|\w+n't)\s(?:be\s|been\s)?
+      (?:given|provided|disclosed|indicated|available|included|found)\s(?:anywhere\s)?(?:in|by)
+      \s(?:the|this|that|any)\s(?:text|passage|context|document|article|source|paragraph|excerpt)
     | (?:isn't|aren't)\sany\s(?:information|mention|details)
     | (?:text|passage|context|document|article|source|paragraph|excerpt)s?
       \s(?:do(?:es)?\snot|do(?:es)?n'?t)
@@ -75,7 +81,7 @@ _ABSTAINS = re.compile(
     | no\smention\sof | (?:not|isn'?t)\senough\s(?:information|context)
     | insufficient\sinformation
     | not\sknown(?!\s(?:as|for\s(?!certain|sure)))
-    | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known|found) | n/a
+    | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
     | ich\sweiß\s(?:das\s|es\s)?(?:leider\s)?nicht | weiß\sich\s(?:leider\s)?nicht
     | (?:nicht|un)\s?bekannt | keine\s(?:angaben?|antwort|information(?:en)?)
     | (?:steht|geht)\s(?:das\s)?nicht\s(?:im|aus\sdem)\stext
