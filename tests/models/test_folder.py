@@ -15,7 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from kinject.disk import write_sha256sums
 from kinject.errors import InputError, KinjectError
-from kinject.models import base_of_adapter, check_model, load_config, load_tokenizer
+from kinject.llm.transformers import weights_identity
+from kinject.models import (
+    base_of_adapter,
+    check_model,
+    hash_with_base,
+    load_config,
+    load_tokenizer,
+    model_hash,
+)
 
 
 def _config(**values: object) -> Callable[[Path], None]:
@@ -195,3 +203,24 @@ def test_of_the_folder_of_a_run_the_message_names_its_model(
     for read in (check_model, load_config, load_tokenizer):
         with pytest.raises(InputError, match=f"folder of a run, whose model is {run}/model: give"):
             read(str(run))
+
+
+def test_the_hash_of_an_adapter_with_its_base_changes_with_either(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    (base / "model.safetensors").write_bytes(b"1")
+    config = {"base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    (adapter / "adapter_model.safetensors").write_bytes(b"a")
+    # Answers and predictions of plain models keep the names that they have.
+    assert hash_with_base(base) == model_hash(base)
+    first = hash_with_base(adapter)
+    assert weights_identity(str(adapter)) == first
+    (base / "model.safetensors").write_bytes(b"2")
+    second = hash_with_base(adapter)
+    (adapter / "adapter_model.safetensors").write_bytes(b"b")
+    assert len({first, second, hash_with_base(adapter)}) == 3
+    config["base_model_name_or_path"] = "org/name"
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert hash_with_base(adapter) == model_hash(adapter)

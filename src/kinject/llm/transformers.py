@@ -16,7 +16,7 @@ from kinject.errors import EndpointError, InputError, one_line
 from kinject.gguf_files import model_folder
 from kinject.llm.completions import PROMPT, TOKEN_IDS
 from kinject.llm.thinking import split_thinking, with_thinking
-from kinject.models import model_hash, window_of
+from kinject.models import hash_with_base, window_of
 from kinject.models.generate import ends_of, generate, prompt_ids
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
@@ -37,7 +37,7 @@ def weights_identity(model: str) -> str:
     folder = model_folder(model)
     if not path_exists(folder):
         return ""
-    return model_hash(folder)
+    return hash_with_base(folder)
 
 
 class LocalModel:

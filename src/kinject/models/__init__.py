@@ -31,6 +31,7 @@ from kinject.models.folder import (
     check_trained_base,
     copy_model_file,
     first_line,
+    hash_with_base,
     model_files,
     model_hash,
     not_finite,

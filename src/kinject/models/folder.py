@@ -387,6 +387,22 @@ def check_trained_base(adapter: Path) -> None:
         )
 
 
+def hash_with_base(folder: Path) -> str:
+    """Return `model_hash`; of an adapter, which is no model by itself, a hash of it and its base.
+
+    Raises `InputError` as `check_trained_base` does.
+    """
+    digest = model_hash(folder)
+    config = folder / ADAPTER_CONFIG
+    if not is_file(config):
+        return digest
+    check_trained_base(folder)
+    base = model_folder(base_of_adapter(config))
+    if not base.exists():  # a name on the hub, whose revision is in the adapter's files
+        return digest
+    return hashlib.sha256(f"{digest}{hash_with_base(base)}".encode()).hexdigest()
+
+
 def _leads_back(base: str, folder: Path) -> bool:
     """Return whether the base of the adapter in `folder` is that adapter again, itself or by way
     of others: it would be followed for ever."""

@@ -507,7 +507,7 @@ def _identity(teacher: str | None, base: ModelSection, model: PreTrainedModel) -
         path, config = teacher, models.load_config(teacher)
     folder = model_folder(path)
     if folder.exists():
-        return models.model_hash(folder)
+        return models.hash_with_base(folder)
     return f"{path}@{getattr(config, '_commit_hash', '')}"
 
 
