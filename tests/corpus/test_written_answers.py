@@ -152,6 +152,8 @@ OPTIONS = ("London", "Paris", "Rome", "Berlin")
         "La respuesta correcta es B.", "La respuesta es la opción (B).", "La risposta corretta è B.", "A resposta é a letra B",
         "Het juiste antwoord is B.", "Odpowiedź: B", "Правильный ответ: B.", "Ответ — B", "答案是B。", "正确答案是(B)巴黎。",
         "故选B。", "正解はBです。", "정답은 B입니다.", "الإجابة: B", "Doğru cevap: B",
+        "Option B", "option (b).", "Choice B, because of the Seine", "<answer>B</answer>", "<final_answer>\n(B)\n</final_answer>",
+        "Rome is in Italy.\n[[B]]",
     ],
 )  # fmt: skip
 def test_a_letter_is_read_from_what_a_model_writes(text):
@@ -171,6 +173,7 @@ def test_the_letter_a_is_distinguished_from_the_article(text):
         "", "I do not know.", "A city in France.", "A man went to Rome.", "The answer is A good one.", "The answer is a city.",
         "The answer is A or B", "A and B", "A, C", "A. London\nB. Paris\nC. Rome\nD. Berlin", "B. London", "As an AI",
         "The answer is (B) London", "E", "The answer is E.", "The answer is not B.", "The answer is (B) and (C).",
+        "Option B is wrong", "Option A\nOption B", "Choice A or B", "Answer a question",
         "London or Paris", "Options: A, B, C, D", "The answer is A. No, the answer is B.", "The incorrect answer is B.",
     ],
 )  # fmt: skip

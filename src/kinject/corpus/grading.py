@@ -405,8 +405,8 @@ _IS_RIGHT = re.compile(
     re.VERBOSE,
 )
 _LINE = re.compile(
-    rf"[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*"
-    rf"(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]?\s*$)"
+    rf"(?:(?i:option|choice|answer)\s+)?[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*"
+    rf"(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]*\s*$)"
 )
 # Words of one letter: "the answer is a city" and "A man went to Rome" name no option.
 _WORD_LETTERS = frozenset("AEIOaeiouy")
@@ -424,7 +424,9 @@ _WINDOW = 40
 quadratic."""
 _LONGEST_OPTION = 1_000
 """Characters behind a letter that may be an option's text."""
-_MARKUP = re.compile(r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm|bf))\b")
+_MARKUP = re.compile(
+    r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm|bf))\b|</?(?i:final_)?(?i:answer)>"
+)
 # One dash in front of a space: -5 keeps its sign.
 _BESIDE = re.compile(r"[\s.:)\]]*(?:[-–—]\s+)?")
 _MARK = re.compile(rf"(?<![{_WORD}])[(\[]?([A-Z])[).:\]]\s")
