@@ -13,6 +13,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
@@ -108,20 +109,23 @@ def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
 def shown_markdown(text: str) -> str:
     """Return Markdown without comments and tags, which nobody sees, and the bytes of pictures; each
     character that is written by its name, such as ``&eacute;``, is itself. Code stays as it is."""
-    parts = []
+    parts: list[str] = []
+    labels: list[str] = []
+    as_shown = partial(_as_shown, labels)
     end = 0
     for fence in _FENCED.finditer(text):
-        parts += [_UNLIKE_SHOWN.sub(_as_shown, text[end : fence.start()]), fence[0]]
+        parts += [_UNLIKE_SHOWN.sub(as_shown, text[end : fence.start()]), fence[0]]
         end = fence.end()
-    parts.append(_UNLIKE_SHOWN.sub(_as_shown, text[end:]))
+    parts.append(_UNLIKE_SHOWN.sub(as_shown, text[end:]))
     shown = "".join(parts)
-    for match in _UNLIKE_SHOWN.finditer(text):
-        if match["target"]:
-            shown = shown.replace(f"![][{match['label']}]", "")
+    for label in labels:
+        shown = shown.replace(f"![][{label}]", "")
     return shown
 
 
-def _as_shown(match: re.Match[str]) -> str:
+def _as_shown(labels: list[str], match: re.Match[str]) -> str:
+    """Return what a reader sees of a match; the label of a picture that is left out goes to
+    `labels`."""
     if match["code"]:
         return match[0]
     if match["picture"]:
@@ -130,6 +134,8 @@ def _as_shown(match: re.Match[str]) -> str:
         return raised(match["up"])
     if match["break"]:
         return " "
+    if match["target"]:
+        labels.append(match["label"])
     if match["comment"] or match["tag"] or match["target"]:
         return ""
     character = html.unescape(match[0])
