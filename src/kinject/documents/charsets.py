@@ -103,7 +103,7 @@ _CYRILLIC_ALPHABETS = (
 """Of Russian and Bulgarian, Ukrainian, Belarusian, Serbian and Macedonian."""
 _CYRILLIC_WORD = re.compile("[Ѐ-ӿ]{3,}")
 _MOSTLY_IN_WORDS = 0.5
-"""How many of the Cyrillic letters of a text stand in words, at least, as a fraction. Accented
+"""The smallest fraction of the Cyrillic letters of a text that must stand in words. Accented
 letters of Italian or Norwegian that are read as Cyrillic stand alone among letters of ASCII."""
 _COMMON_CYRILLIC = re.compile("[аеионтрсвліы]")
 # Capitals do not count: Hebrew, whose letters are all of one kind, is capitals in KOI8.

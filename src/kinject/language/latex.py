@@ -56,7 +56,7 @@ _SUBSCRIPT = re.compile(r"(?<=[A-Za-z)])_(?=\d)")
 """Of SO_4, which is SO4."""
 _CHARGE = re.compile(r"(?<=[\w)])\^(?=[+-](?!\w))")
 _SIMPLE = re.compile(r"-?(?:[\w.,]+|[^\W\d_]+(?: [^\W\d_]+)*)")
-"""What stands in a fraction or behind a sign without brackets: a number, a name, a few words."""
+"""What needs no brackets in a fraction or below a root: a number, a name, a few words."""
 _DEEPEST = 8
 
 
