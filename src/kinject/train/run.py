@@ -149,7 +149,8 @@ def _train(
         epochs=trainer.state.epoch,
         loss=output.metrics["train_loss"],
         seconds=round(seconds, 1),
-        cost={"work_seconds": round(work, 2), **trainer.preparation_cost},
+        # With two decimals a training of milliseconds had none, as one that never ran.
+        cost={"work_seconds": round(work, 6), **trainer.preparation_cost},
         resumed_from=resumed_from,
         tokens=tokens,
         notes=tuple(notes),
