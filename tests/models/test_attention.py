@@ -245,6 +245,19 @@ def test_what_the_card_lacks_is_one_line(
     assert "needs an NVIDIA GPU, and the model is on cpu" in attention_fault(name, "cpu")
 
 
+def test_flash_kernels_in_float32_are_refused_before_the_first_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _card(monkeypatch, "H100")
+    for name in (FA2, FA3, FA4):
+        assert attention_fault(name, "cuda", torch.bfloat16) == ""
+        assert attention_fault(name, "cuda", torch.float16) == ""
+        with pytest.raises(InputError, match=rf"^eval\.models\.a\.attention: {name} reads 16 bits"):
+            choose_attention(name, "cuda", "eval.models.a", torch.float32)
+    for name in ("sdpa", "eager", FLEX):
+        assert attention_fault(name, "cuda", torch.float32) == ""
+
+
 @pytest.mark.parametrize(
     ("card", "precision", "dtype"),
     [("T4", "fp16", torch.float16), ("A100", "bf16", torch.bfloat16)],

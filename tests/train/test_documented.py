@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -408,6 +409,33 @@ def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
     monkeypatch.setattr("kinject.models.choose_precision", lambda device: "bf16" if fast else "no")
     assert make_configs(make_recipe(trainer={"bf16": None}))[0].bf16 is fast
     assert make_configs(make_recipe(trainer={"bf16": not fast}))[0].bf16 is not fast
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "dtype"),
+    [
+        ({"bf16": False}, {}, torch.float32),
+        ({"bf16": False}, {"dtype": "float32"}, torch.float32),
+        ({"bf16": False}, {"dtype": "bfloat16"}, None),
+        ({"bf16": True}, {}, None),
+        ({"bf16": True}, {"dtype": "float32"}, None),
+    ],
+)
+def test_flash_attention_is_asked_whether_it_reads_the_arithmetic_of_the_training(
+    make_recipe: MakeRecipe,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: dict[str, Any],
+    model: dict[str, Any],
+    dtype: torch.dtype | None,
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "kinject.models.attention_fault", lambda *arguments: asked.append(arguments) or ""
+    )
+    recipe = make_recipe(trainer=trainer)
+    section = dataclasses.replace(recipe.model, attention="flash_attention_2", **model)
+    make_configs(dataclasses.replace(recipe, model=section))
+    assert asked == [("flash_attention_2", "cpu", dtype)]
 
 
 def test_torch_compile_wraps_the_model(

@@ -132,16 +132,19 @@ FLEX = "flex_attention"
 """Torch's own, which skips the blocks of a mask that packed documents leave empty."""
 
 
-def choose_attention(requested: str, device: str, section: str = "model") -> str | None:
+def choose_attention(
+    requested: str, device: str, section: str = "model", dtype: torch.dtype | None = None
+) -> str | None:
     """Return transformers' `attn_implementation`; None (`auto`) leaves it to the architecture (sdpa
     where it has sdpa).
 
-    Training with `auto` then tries `fastest_attention` on the model. Raises `InputError` when the
-    requested attention cannot run on this machine.
+    Training with `auto` then tries `fastest_attention` on the model. `dtype` is that of the
+    arithmetic, None where it is not known. Raises `InputError` when the requested attention cannot
+    run on this machine, or in `dtype`.
     """
     if requested == "auto":
         return None
-    fault = attention_fault(requested, device)
+    fault = attention_fault(requested, device, dtype)
     if fault:
         raise InputError(
             f"{section}.attention: {requested} {fault}. Or set {section}.attention: auto."
@@ -170,9 +173,9 @@ def fastest_attention(device: str) -> tuple[str, ...]:
     return tuple(name for name in (*names, FLEX) if not attention_fault(name, device))
 
 
-def attention_fault(name: str, device: str) -> str:
-    """Return why the attention `name` cannot run on `device`, as the end of a sentence; "" if
-    nothing speaks against it.
+def attention_fault(name: str, device: str, dtype: torch.dtype | None = None) -> str:
+    """Return why the attention `name` cannot run on `device`, in arithmetic of `dtype` (None: not
+    known), as the end of a sentence; "" if nothing speaks against it.
 
     Packages that are missing are named by transformers when it loads the model.
     """
@@ -190,6 +193,9 @@ def attention_fault(name: str, device: str) -> str:
             f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has "
             f"{major}.{minor}"
         )
+    if "flash" in name and dtype == torch.float32:
+        # Their kernels would say so at the first batch, in a traceback.
+        return "reads 16 bits alone, and the model computes in float32 (dtype, bf16)"
     return ""
 
 

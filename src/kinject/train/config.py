@@ -27,6 +27,7 @@ from kinject.recipe.library_fields import (
 from kinject.recipe.train_conflicts import TrainCheck
 
 if TYPE_CHECKING:
+    import torch
     from peft import PeftConfig
     from trl import SFTConfig
 
@@ -268,7 +269,7 @@ def _launch(
 
     lacks_attention = ""
     if section.attention != "auto":
-        reason = models.attention_fault(section.attention, device)
+        reason = models.attention_fault(section.attention, device, _arithmetic(section, config))
         if reason:
             lacks_attention = f"{section.attention} {reason}"
     defaults = {field.name: field.default for field in dataclasses.fields(SFTConfig)}
@@ -296,6 +297,18 @@ def _launch(
         in_parts=sharding is not None or zero == 3,
         has_deepspeed=config.deepspeed_plugin is not None,
     )
+
+
+def _arithmetic(section: ModelSection, config: SFTConfig | None) -> torch.dtype | None:
+    """Return float32 where a training computes in it; None for 16 bits, and where it is not
+    known."""
+    import torch
+
+    if config is None or config.deepspeed_plugin is not None or config.mixed_precision != "no":
+        return None
+    # `auto` trains float32, and of quantised weights what the GPU multiplies fastest.
+    is_whole = section.quantization == "none" and section.dtype == "auto"
+    return torch.float32 if is_whole or section.dtype == "float32" else None
 
 
 def _lacks_compiler(trainer: Mapping[str, Any]) -> bool:

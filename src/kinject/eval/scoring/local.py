@@ -30,6 +30,7 @@ from kinject.models import (
     LoadedModel,
     LoadOptions,
     check_causal,
+    choose_attention,
     choose_device,
     has_fast_bf16,
     load_model,
@@ -146,6 +147,8 @@ def load_scorer(
     )
     if options.sharding is not None:
         _check_tensor_parallel(options, table)
+    # Without autocast the weights' own type is that of the arithmetic.
+    choose_attention(options.attention, device, options.section, options.torch_dtype(device))
     loaded = load_model(table.path, options, adapter=table.adapter)
     check_causal(loaded.model, table.path)
     model = LoadedScorer(
