@@ -24,7 +24,7 @@ from kinject.train.loss import divergence, log_probs_of
 from kinject.train.objectives import distillation as teacher
 from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
-from small import quick
+from small import have_flash_on_cpu, quick
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, BATCH = 0.2, 3, 4
@@ -262,6 +262,23 @@ def test_a_second_run_makes_no_prediction_and_reads_the_same_bits(
     for changed in ({"context": "beginning"}, {"top_k": 5}):
         with pytest.raises(TypeError):
             make_trainer(make_recipe(method="distill", corpus=paraphrases, distillation=changed))
+
+
+def test_a_teacher_outside_of_autocast_reads_beside_flash_attention(
+    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path, monkeypatch
+) -> None:
+    """As in a training with fp16, whose teacher reads in the dtype of the weights."""
+    recipe = make_recipe(method="distill", corpus=paraphrases, trainer={"bf16": False})
+    trainer = make_trainer(recipe)
+    have_flash_on_cpu(monkeypatch)
+    model = load_model(str(sharp_model)).model
+    model.set_attn_implementation("flash_on_cpu")
+    read = trainer.train_dataset.teacher
+    made = teacher.make_teacher(recipe, read, model, "other weights", bf16=False)[0]
+    numbers = torch.arange(int(made.starts[-1]))
+    expected = trainer.teacher.predictions(numbers)
+    torch.testing.assert_close(made.predictions(numbers).log_probs, expected.log_probs)
+    assert model.config._attn_implementation == "flash_on_cpu"
 
 
 def test_with_an_adapter_the_teacher_is_the_base_without_it(

@@ -529,10 +529,11 @@ def _write_predictions(
     # Written as they come: the predictions of a corpus may be larger than the memory.
     ids_file = np.memmap(folder / "ids.bin", np.uint32, "w+", shape=(n, k))
     log_probs_file = np.memmap(folder / "log_probs.bin", np.float32, "w+", shape=(n, width))
-    autocast: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    # Flash attention refuses the float32 of weights that no autocast rounds.
+    reading: contextlib.AbstractContextManager[object] = models.without_flash(model)
     if bf16:
-        autocast = torch.autocast(model.device.type, torch.bfloat16)
-    with autocast, Progress("teacher", n, "tokens") as progress:
+        reading = torch.autocast(model.device.type, torch.bfloat16)
+    with reading, Progress("teacher", n, "tokens") as progress:
         for indices, logits in read_rows(model, read):
             logits = logits[:, :vocabulary]  # of a larger model it may be padded further
             best = logits.topk(k).indices
