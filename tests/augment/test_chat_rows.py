@@ -12,9 +12,9 @@ from kinject.augment import augment
 from kinject.augment.checks.checker import Checker
 from kinject.augment.prompts import Source
 from kinject.augment.styles import STYLES
-from kinject.corpus.grading import exact_match
 from kinject.corpus.passages import BEGIN_QUOTE, END_QUOTE, final_answer
 from kinject.corpus.rows import CorpusFile
+from kinject.corpus.squad import exact_match
 from kinject.disk import Row, read_jsonl
 from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.retrieval import Bm25Retriever

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kinject.corpus.gold_answers import GoldIndex
-from kinject.corpus.grading import normalize_answer
 from kinject.corpus.questions import read_questions
+from kinject.corpus.squad import normalize_answer
 from kinject.errors import InputError
 from kinject.types import Question
 

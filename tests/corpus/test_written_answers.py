@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kinject.corpus.grading import abstains, contains, exact_match, f1, matches, read_letter
+from kinject.corpus.grading import abstains, matches, read_letter
+from kinject.corpus.squad import contains, exact_match, f1
 
 SQUAD = Path(__file__).parents[3] / "shared" / "data" / "squad" / "squad2_dev_half_qa.jsonl"
 WORDS = "the a An Norman, normans of 10th century's New York—City 1,200 x-ray «été» the. ( ) Łódź".split()  # noqa: SIM905 - a line of words

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from kinject.augment.sandbox import Connection, SandboxServer, generate_answer
-from kinject.corpus.grading import contains, matches
+from kinject.corpus.grading import matches
 from kinject.corpus.questions import read_questions
+from kinject.corpus.squad import contains
 from kinject.disk import content_id, read_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval import evaluate

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from kinject.corpus.grading import abstains, exact_match
+from kinject.corpus.grading import abstains
 from kinject.corpus.passages import final_answer
+from kinject.corpus.squad import exact_match
 from kinject.errors import InputError
 from kinject.language.sentences import sentences
 from kinject.language.spelling import WIDE, case_fold, fold

@@ -1,12 +1,11 @@
-"""Written answers against accepted texts: exact match and F1 as SQuAD defines them, containment,
-values, abstention; the option that an answer names."""
+"""Written answers against accepted texts: values, names and abstention; the option that an answer
+names."""
 
 from __future__ import annotations
 
 import re
 import string
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from itertools import islice, product
 from typing import Literal
 
 from kinject.corpus.passages import final_answer
+from kinject.corpus.squad import contains, exact_match, normalize_answer
 from kinject.language.amounts import (
     Item,
     fits,
@@ -50,8 +50,6 @@ TextScore = Literal["match", "exact", "contains"]
 TextGrader = Callable[[str, Sequence[str]], bool]
 """(written text, accepted texts) -> whether it is correct."""
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
-_PUNCTUATION = frozenset(string.punctuation)
 _WIDE = re.compile(f"[{WIDE}]")
 _HAN = re.compile("[\u4e00-\u9fff]")
 
@@ -106,55 +104,6 @@ counts as an answer."""
 
 
 _MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}[.!]?\s*$")
-
-
-def normalize_answer(text: str) -> str:
-    """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English
-    articles, single spaces.
-
-    A quotation in RAFT's marks in front of the answer is left out.
-    """
-    # As SQuAD's script has it, in English: a thousand rows of a test compare it.
-    bare = "".join(
-        character for character in final_answer(text).lower() if character not in _PUNCTUATION
-    )
-    return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def exact_match(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether `text` equals one of the `accepted` texts, as SQuAD 1.1 and 2.0 define it;
-    none accepted: the empty one."""
-    return normalize_answer(text) in _golds(accepted)
-
-
-def _golds(accepted: Sequence[str]) -> list[str]:
-    """Return the accepted texts as they are compared, without those of which nothing is left; the
-    empty one if none is."""
-    return [gold for gold in map(normalize_answer, accepted) if gold] or [""]
-
-
-def f1(text: str, accepted: Sequence[str]) -> float:
-    """Return SQuAD's F1 of the words in common with an accepted text, the largest over
-    `accepted`."""
-    words = normalize_answer(text).split()
-    return max(_f1(words, gold.split()) for gold in _golds(accepted))
-
-
-def _f1(words: list[str], others: list[str]) -> float:
-    if not words or not others:
-        return float(words == others)
-    n_same = sum((Counter(words) & Counter(others)).values())
-    return 2 * n_same / (len(words) + len(others))
-
-
-def contains(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese
-    and Korean by letters."""
-    normalized = normalize_answer(text)
-    for part in filter(None, map(normalize_answer, accepted)):
-        if f" {part} " in f" {normalized} " or (_WIDE.search(part) and part in normalized):
-            return True
-    return False
 
 
 def abstains(text: str) -> bool:

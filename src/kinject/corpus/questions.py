@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from kinject.corpus.checks import check_names
 from kinject.corpus.gold_answers import GoldIndex
-from kinject.corpus.grading import normalize_answer, plain_text
+from kinject.corpus.grading import plain_text
 from kinject.corpus.rows import LineFaults
+from kinject.corpus.squad import normalize_answer
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.documents.rows import csv_rows
 from kinject.errors import InputError

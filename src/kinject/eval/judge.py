@@ -16,7 +16,8 @@ from random import Random
 from time import monotonic
 from typing import Any, Final
 
-from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
+from kinject.corpus.grading import abstains, matches
+from kinject.corpus.squad import contains, exact_match, normalize_answer
 from kinject.disk import parse_fields, read_json, write_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent

@@ -19,10 +19,10 @@ from kinject.corpus.grading import (
     TextGrader,
     TextScore,
     abstains,
-    f1,
     matches,
     read_letter,
 )
+from kinject.corpus.squad import f1
 from kinject.errors import InputError
 from kinject.question_formats import format_of
 from kinject.results import Outcome
