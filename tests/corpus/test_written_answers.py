@@ -155,6 +155,8 @@ OPTIONS = ("London", "Paris", "Rome", "Berlin")
         "故选B。", "正解はBです。", "정답은 B입니다.", "الإجابة: B", "Doğru cevap: B",
         "Option B", "option (b).", "Choice B, because of the Seine", "<answer>B</answer>", "<final_answer>\n(B)\n</final_answer>",
         "Rome is in Italy.\n[[B]]",
+        "It's B.", "It is (B), since it lies on the Seine.", "I think B", "I'd say it is B.", "My guess is B", "Ich nehme die B.",
+        "C’est la B", "Elijo la B", "I think A, no, the answer is B.", "I believe C is unlikely. So I choose B.",
     ],
 )  # fmt: skip
 def test_a_letter_is_read_from_what_a_model_writes(text):
@@ -175,6 +177,8 @@ def test_the_letter_a_is_distinguished_from_the_article(text):
         "The answer is A or B", "A and B", "A, C", "A. London\nB. Paris\nC. Rome\nD. Berlin", "B. London", "As an AI",
         "The answer is (B) London", "E", "The answer is E.", "The answer is not B.", "The answer is (B) and (C).",
         "Option B is wrong", "Option A\nOption B", "Choice A or B", "Answer a question",
+        "It's A or B", "It's a", "It is a lovely city.", "I think A man went", "It isn't B",
+        "I don't think it is B", "I think B is wrong", "I think it is B, or I would say C", "I think the city on the Seine",
         "London or Paris", "Options: A, B, C, D", "The answer is A. No, the answer is B.", "The incorrect answer is B.",
     ],
 )  # fmt: skip

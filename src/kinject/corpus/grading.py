@@ -341,12 +341,23 @@ _BETWEEN = r"""(?:(?:the|letter|option|choice|(?-i:a)|la|le|el|die|der|den|lettr
     |:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
 _AND = r"(?:,|/|&|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|和|或|と)"
-_NOT_IT = r"\s*(?:(?:是|は|が|を)?(?:错|錯|不[是对對正]|誤|間違)|では(?:な|あり)|[이가은는]\s?(?:아[니닙닌]|틀))"
+_NOT_IT = (
+    r"(?:\s*(?:(?:是|は|が|を)?(?:错|錯|不[是对對正]|誤|間違)|では(?:な|あり)|[이가은는]\s?(?:아[니닙닌]|틀))"
+    r"|\s+(?:is|was|ist|est)\s+(?:wrong|incorrect|false|not|out|falsch|nicht|fau(?:x|sse))\b)"
+)
 _ALONE = rf"(?![{_WORD}+#])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))(?![)\]]?{_NOT_IT})"
-"""After a letter: no more of a word or of a name (C++), no second letter (A and C), and in Chinese,
-Japanese and Korean no denial (A不对)."""
+"""After a letter: no more of a word or of a name (C++), no second letter (A and C), and no denial
+(A is wrong, A不对)."""
 _BEGINS = rf"[(\[\"“「]*([A-Za-z]){_ALONE}"
 _STATES = re.compile(rf"{_SAYS}{_BETWEEN}{_BEGINS}", re.IGNORECASE | re.VERBOSE)
+_SUGGESTS = re.compile(
+    rf"""\b(?:it['’]s|it\sis|es\sist|c['’]est|my\sguess\sis|i\s(?:think|believe)
+    |i(?:\swould|['’]d)?\ssay|wähle|nehme|choisis|elijo|scelgo|escolho)\b\s*:?\s*
+    {_BETWEEN}(?=[(\[\"“「]*(?-i:[A-Z])){_BEGINS}""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Where nothing is called the answer: "It's B", with a capital, since an answer that was cut off
+may end in "It's a"."""
 _IS_RIGHT = re.compile(
     rf"""(?<![{_WORD}])[(\[]?([A-Z]){_ALONE}[)\]]?
     \s+(?:is|ist|est|es|è|é)\s+(?:(?:the|die|la|le|a)\s+)?
@@ -364,7 +375,7 @@ _GOES_ON = re.compile(
 )
 _DENIES = re.compile(
     r"(?:(?:wrong|incorrect|false|worst|falsche?|fausse|mauvaise|incorrecta|foute|verkeerde)\s+\w*"
-    r"|least\s+likely\s+|\bif\s+(?:the\s+)?"
+    r"|least\s+likely\s+|\bif\s+(?:the\s+)?|(?:not|n['’]t)\s+(?:think|believe|say)\s+(?:that\s+)?"
     r"|(?:\b(?:not|never|neither|nor|nicht|noch|ni)|n['’]t)\s+|不[应應该該能要可会會以]*|排除|如果)$",
     re.IGNORECASE,
 )
@@ -388,7 +399,8 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     """Return the index of the option that a written answer names; None if that is not plain.
 
     It is read from a statement ("The answer is (B)", "Antwort: B", "答案是B"), from a line that
-    begins with the letter of an option ("**B**", "B. Paris"), or from the text of an option alone.
+    begins with the letter of an option ("**B**", "B. Paris"), from "It's B", or from the text of an
+    option alone.
     Several statements must agree, or those of the last line; a letter beside another option's text,
     two letters, or a list of the options name none.
     """
@@ -401,6 +413,7 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
         _stated(plain, options, is_list=is_list),
         _stated(last_line, options, is_list=is_list),
         begun,
+        _letters_behind(_SUGGESTS, plain, options, is_list=is_list),
     ):
         # A statement that names no option (-1) ends the search, too: no weaker sign may decide.
         if len(named) == 1:
@@ -489,7 +502,22 @@ def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
     for match in _IS_RIGHT.finditer(text):
         if not _is_denied(text, match):
             named.add(_index(match[1], "", options))
-    for match in _STATES.finditer(text):
+    named |= _letters_behind(_STATES, text, options, is_list=is_list)
+    for match in _STATES_TEXT.finditer(text):
+        if is_list and _spans_lines(text, match):
+            continue
+        index = options.find(match[1])
+        if index is not None and not options.is_letter(index) and not _is_denied(text, match):
+            named.add(index)
+    return named
+
+
+def _letters_behind(
+    statement: re.Pattern[str], text: str, options: _Options, *, is_list: bool
+) -> set[int]:
+    """Return the options whose letters stand behind a `statement` in `text`, as `_stated` does."""
+    named: set[int] = set()
+    for match in statement.finditer(text):
         # The next line does not continue the statement, whatever it begins with.
         letter, rest = match[1], _rest_of_line(text, match.end())
         is_word = letter.islower() or letter in _WORD_LETTERS
@@ -497,12 +525,6 @@ def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
             continue
         if not _is_denied(text, match) and not (is_word and _GOES_ON.match(rest)):
             named.add(_index(letter, rest, options, _rest_of_line(text, match.start(1))))
-    for match in _STATES_TEXT.finditer(text):
-        if is_list and _spans_lines(text, match):
-            continue
-        index = options.find(match[1])
-        if index is not None and not options.is_letter(index) and not _is_denied(text, match):
-            named.add(index)
     return named
 
 
