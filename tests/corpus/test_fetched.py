@@ -155,6 +155,21 @@ def test_messages_of_a_chat_data_set_stay_messages(here: Path) -> None:
         assert row.messages == tuple(turns)
 
 
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("chat", {"instruction": "Hi.", "input": None, "output": "Hello.", "topic": "greetings"}),
+        ("chat", {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hello."}], "score": 1.0}),
+        ("chat::train:turns", {"turns": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hello."}]}),
+    ],
+)  # fmt: skip
+def test_data_sets_of_other_trainers_are_chat(here: Path, name: str, row: dict[str, Any]) -> None:
+    datasets.Dataset.from_list([row]).save_to_disk(here / "chat")
+    (read,) = CorpusFile(Path(local_corpus(name, Path("cache"))))
+    assert [message["content"] for message in read.messages] == ["Hi.", "Hello."]
+    assert [message["role"] for message in read.messages] == ["user", "assistant"]
+
+
 def test_documents_are_read_from_the_same_names(here: Path) -> None:
     documents = list(read_documents(Path("wiki:raw")))
     assert [document.text for document in documents] == [

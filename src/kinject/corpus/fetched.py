@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kinject.corpus.other_layouts import as_messages
 from kinject.corpus.rows import JsonValue, parse_corpus_row
 from kinject.corpus.tokenize import cached_entry
 from kinject.disk import Row, content_id, folder_hash, write_json, write_jsonl
@@ -124,6 +125,8 @@ def _corpus_row(row: Row, column: str, location: str) -> Row | None:
     """Return a row of a corpus, None if its text is blank; `column`, if not empty, holds a text or
     messages."""
     columns, row = list(row), _without_nulls(row)
+    if not column:
+        row = as_messages(row)
     kept = {key: row[key] for key in _KEPT if key in row}
     # A teacher and a cartridge read the originals of an uploaded corpus. In other data sets it may
     # be anything.
@@ -134,7 +137,10 @@ def _corpus_row(row: Row, column: str, location: str) -> Row | None:
             raise InputError(f"{location}: no column {column!r}. Found: {', '.join(columns)}.")
         value = row.get(column)
         kept = {key: kept[key] for key in _BESIDE_TEXT if key in kept}
-        kept["messages" if isinstance(value, list) else "text"] = value
+        if isinstance(value, list):
+            kept |= as_messages({"conversations": value})
+        else:
+            kept["text"] = value
     # A row without text is no blank row: parse_corpus_row names what is missing.
     text = kept.get("text", "?")
     is_blank = text is None or (isinstance(text, str) and not text.strip())

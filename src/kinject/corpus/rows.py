@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from kinject.corpus.other_layouts import as_messages
 from kinject.disk import Row, content_id, file_hash, open_to_read, parse_row, read_lines
 from kinject.errors import InputError
 
@@ -196,6 +197,11 @@ class CorpusFile(LazyRows[CorpusRow]):
         for number, line in read_lines(self.path):
             content = _strip_mark(line, number)
             if content.strip():
+                if not start and content.lstrip().startswith(b"["):
+                    raise InputError(
+                        f"{self.path}: holds a JSON array, and a corpus one object a line. Write "
+                        f"it so: jq -c '.[]' {self.path} > rows.jsonl."
+                    )
                 yield number, start, content
             # Of the line as it is in the file, with its mark, or blank.
             start += len(line)
@@ -254,14 +260,16 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
     """Return one row; `origin`, if not empty, replaces its own. Raises `InputError` for keys or
     values that do not fit.
 
-    Beside `messages`, only keys that are known are allowed, and `column` with the fields of it.
+    A row of Alpaca's or ShareGPT's layout is one with `messages`. Beside `messages`, only keys that
+    are known are allowed, and `column` with the fields of it.
     """
+    raw = as_messages(raw)
     shapes = [name for name, keys in _SHAPES.items() if raw.keys() >= set(keys)]
     if len(shapes) != 1:
         keys = ", ".join(raw) or "nothing"
         raise InputError(
-            f"found the keys {keys:.200}; each row must hold text, or messages, "
-            "or prompt and completion."
+            f"found the keys {keys:.200}; each row must hold text, or messages, or prompt and "
+            "completion, or Alpaca's instruction and output, or ShareGPT's conversations."
         )
     shape: Shape = shapes[0]
     # Beside messages every key must be known: no template would read another, without an error.
