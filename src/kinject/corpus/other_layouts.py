@@ -72,7 +72,7 @@ def _of_sharegpt(row: Row) -> Iterator[Row]:
             )
         # What else a turn holds, as its weight in the loss, is refused with the messages.
         others = {key: value for key, value in turn.items() if key not in ("from", "value")}
-        yield {**_message(_ROLES[speaker], turn.get("value")), **others}
+        yield {"role": _ROLES[speaker], "content": turn.get("value"), **others}
 
 
 def _system(row: Row) -> Iterator[Row]:
@@ -81,7 +81,7 @@ def _system(row: Row) -> Iterator[Row]:
         yield _message("system", system)
 
 
-def _message(role: str, content: object) -> Row:
+def _message(role: str, content: str) -> Row:
     return {"role": role, "content": content}
 
 
