@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -106,6 +106,31 @@ def test_a_process_that_waits_for_a_folder_names_who_holds_it(
     assert message.startswith(f"{tmp_path}: in use by process {os.getpid()} on ")
     assert message.endswith(". Waiting for it.")
     enter()
+    assert logged.empty(), "nobody held it"
+
+
+def test_a_process_that_waits_for_an_entry_of_a_cache_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a training does while that of another study makes the predictions of the same teacher."""
+    logged, n_written = SimpleQueue[str](), []
+    monkeypatch.setattr(folders.log, "info", logged.put)
+
+    def write(part: Path) -> None:
+        n_written.append(1)
+        if len(n_written) == 1:
+            waiting.append(pool.submit(cached_folder, tmp_path, "entry", write))
+            messages.append(logged.get(timeout=10))
+        (part / "file").write_text("x")
+
+    waiting: list[Future[Path]] = []
+    messages: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        entry = cached_folder(tmp_path, "entry", write)
+        assert waiting[0].result() == entry
+    assert messages == [f"{entry}: another process makes it. Waiting for it."]
+    assert len(n_written) == 1
+    assert cached_folder(tmp_path, "entry", write) == entry
     assert logged.empty(), "nobody held it"
 
 

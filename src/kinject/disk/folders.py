@@ -29,17 +29,15 @@ _EXCHANGE = 2
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
+def file_lock(path: Path, *, wait: bool = True, holder: str = "") -> Iterator[None]:
     """Hold the lock file `path`, made if missing, while the block runs; `wait` for the process or
     thread that holds it.
 
     What is read, changed and written again is one step under it. The file stays: one that is made
-    again would let two processes hold two locks. Raises `DiskError` if it cannot be locked, and
-    without `wait` if it is held.
+    again would let two processes hold two locks. `holder` says what holds it, for the line that is
+    logged before a long wait. Raises `DiskError` if it cannot be locked, and without `wait` if it
+    is held.
     """
-    how = fcntl.LOCK_EX
-    if not wait:
-        how |= fcntl.LOCK_NB
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -47,18 +45,28 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
         raise unwritable(path, error, "locked") from error
     try:
         try:
-            # The kernel releases it with the process, however that ends.
-            fcntl.flock(descriptor, how)
-        except BlockingIOError as error:
-            raise DiskError(
-                f"{path.parent}: in use by another process. Wait until it is done, then run the "
-                "same command again."
-            ) from error
+            _take(path, descriptor, holder, wait=wait)
         except OSError as error:
             raise unwritable(path, error, "locked") from error
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(path: Path, descriptor: int, holder: str, *, wait: bool) -> None:
+    """Lock a file, as `file_lock` says. The kernel releases it with the process, however that
+    ends."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        if not wait:
+            raise DiskError(
+                f"{path.parent}: in use by another process. Wait until it is done, then run the "
+                "same command again."
+            ) from error
+        if holder:
+            log.info(f"{holder} Waiting for it.")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def replace_folder(part: Path, final: Path) -> None:
@@ -115,7 +123,7 @@ def cached_folder(folder: Path, key: str, write: Callable[[Path], None], fix: st
         folder.mkdir(parents=True, exist_ok=True)
         if not _fault(entry):
             return entry
-        with file_lock(folder / f".{key}.lock"):
+        with file_lock(folder / f".{key}.lock", holder=f"{entry}: another process makes it."):
             for torn in folder.glob(f".{glob.escape(key)}.*.part"):  # of a process that was killed
                 shutil.rmtree(torn)
             fault = _fault(entry)  # another process may have made it meanwhile

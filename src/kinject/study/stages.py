@@ -201,7 +201,8 @@ def held(stage: Stage) -> Iterator[None]:
     """Hold the stage while the block runs, on this machine; wait while the process of another study
     does."""
     stage.folder.mkdir(parents=True, exist_ok=True)
-    with file_lock(stage.folder / ".stage.lock"):
+    holder = f"{stage.folder}: another study runs this stage."
+    with file_lock(stage.folder / ".stage.lock", holder=holder):
         yield
 
 
