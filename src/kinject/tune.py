@@ -294,7 +294,7 @@ def draw(result: RangeTest) -> bytes:
     from kinject.report.figures import LEARNING, OTHER, RETENTION, RULE, panels, render_png, style
 
     with style():
-        figure, (panel,), _ = panels(1, 3.4)
+        figure, (panel,) = panels([3.4])
         figure.set_size_inches(7.2, 4.2)
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter(_rate_label)

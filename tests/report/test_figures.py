@@ -45,6 +45,23 @@ def test_drawn_accuracies_and_intervals_equal_the_results() -> None:
         assert point == pytest.approx((result.accuracy, result.low, result.high))
 
 
+def test_panels_side_by_side_have_the_rows_that_one_of_them_needs() -> None:
+    """Of four sets the last alone is not asked with passages: below it no rows stay empty."""
+    report = make_report()
+    (name, *_) = (result.question_set for result in report.results)
+    of_set = [result for result in report.results if result.question_set == name]
+    assert any(result.k for result in of_set)
+    results = [replace(result, question_set=f"set {n}") for n in range(3) for result in of_set]
+    results += [replace(result, question_set="set 3") for result in of_set if not result.k]
+    figure = accuracy(View(replace(report, results=tuple(results))))
+    n_without = sum(not result.k for result in of_set)
+    n_rows = [round(abs(panel.get_ylim()[0] - panel.get_ylim()[1])) for panel in figure.axes]
+    assert n_rows == [len(of_set)] * 3 + [n_without]
+    assert len(drawn_points(figure)) == len(results)
+    heights = [panel.get_position().height for panel in figure.axes]
+    assert heights[3] < heights[0]
+
+
 def test_chance_and_base_lines_stand_where_the_results_say() -> None:
     report = make_report()
     for panel, name in zip(accuracy(View(report)).axes, ("new", "known", "reverse"), strict=True):

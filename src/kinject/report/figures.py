@@ -116,22 +116,27 @@ def style() -> Iterator[None]:
         yield
 
 
-def panels(n_panels: int, height: float, size: Size = WIDE) -> tuple[Figure, list[Axes], int]:
-    """Return a figure with that many panels, side by side as far as they fit, and how many columns
-    there are."""
+def panels(heights: Sequence[float], size: Size = WIDE) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each of `heights`, side by side as far as they fit; a row of
+    panels is as high as its highest."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    columns = min(size.columns, n_panels)
-    rows = math.ceil(n_panels / columns)
+    n_panels = len(heights)
+    columns = _n_columns(n_panels, size)
+    of_rows = [max(heights[first : first + columns]) for first in range(0, n_panels, columns)]
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)
     # The dots of the PNG, in which the layout measures text.
-    figure = Figure(figsize=(size.width, rows * height + 0.55), dpi=_PNG_DPI, layout=layout)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    figure = Figure(figsize=(size.width, sum(of_rows) + 0.55), dpi=_PNG_DPI, layout=layout)
+    grid = figure.subplots(len(of_rows), columns, squeeze=False, height_ratios=of_rows)
     axes = list(grid.flat)
     for empty in axes[n_panels:]:
         empty.remove()
-    return figure, axes[:n_panels], columns
+    return figure, axes[:n_panels]
+
+
+def _n_columns(n_panels: int, size: Size) -> int:
+    return min(size.columns, n_panels)
 
 
 def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool, size: Size = WIDE) -> None:
@@ -276,15 +281,18 @@ def accuracy(view: View, size: Size = WIDE) -> Figure | None:
     if not drawn:
         return None
     results = [result for panel in drawn for result in panel.results]
+    n_columns = _n_columns(len(drawn), size)
+    # Panels side by side share their rows: where few sets are asked with passages, the others would
+    # be mostly empty.
+    beside = [drawn[first : first + n_columns] for first in range(0, len(drawn), n_columns)]
+    labels_of_rows = [_row_labels([r for panel in row for r in panel.results]) for row in beside]
+    labels = [labels_of_rows[index // n_columns] for index in range(len(drawn))]
     with style():
-        labels = _row_labels(results)
-        names = list(labels.values())
-        # A name in two lines needs a higher row.
-        row_height = max(0.27 + 0.14 * _lines_of(name, size).count("\n") for name in names)
-        figure, axes, n_columns = panels(len(drawn), row_height * len(names) + 0.75, size)
-        rows = {key: row for row, key in enumerate(labels)}
+        figure, axes = panels([_height(list(names.values()), size) for names in labels], size)
         for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
+            names = list(labels[index].values())
             prepare_rows(panel, names, labelled=index % n_columns == 0, size=size)
+            rows = {key: row for row, key in enumerate(labels[index])}
             _draw_panel(panel, shown, rows, view)
             title = [textwrap.fill(line, size.title) for line in shown.title(view).splitlines()]
             colour = _ROLE_MARKS[shown.role][1]
@@ -292,6 +300,13 @@ def accuracy(view: View, size: Size = WIDE) -> Figure | None:
         n_rows = add_legend(figure, list(_accuracy_marks(drawn, results)), size)
         _make_room(figure, n_rows)
     return figure
+
+
+def _height(names: Sequence[str], size: Size) -> float:
+    """Return the height of a panel with these rows, in inches: a name in two lines needs a higher
+    row."""
+    row_height = max(0.27 + 0.14 * _lines_of(name, size).count("\n") for name in names)
+    return row_height * len(names) + 0.75
 
 
 def _row_labels(results: Sequence[ArmResult]) -> dict[tuple[str, int | None], str]:
@@ -387,7 +402,8 @@ def frontier(view: View, size: Size = WIDE) -> Figure | None:
         return None
     marks: dict[str, Any] = {}
     with style():
-        figure, axes, _ = panels(len(drawn), 3.9 if len(drawn) > 1 else 4.45, size)
+        height = 4.45 if len(drawn) == 1 else 3.9
+        figure, axes = panels([height] * len(drawn), size)
         for panel, trade in zip(axes, drawn, strict=True):
             marks |= _draw_trades(panel, view, trade)
         _make_room(figure, add_legend(figure, list(marks.values()), size))
