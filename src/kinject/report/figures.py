@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,7 +286,7 @@ def accuracy(view: View, size: Size = WIDE) -> Figure | None:
     # Panels side by side share their rows: where few sets are asked with passages, the others would
     # be mostly empty.
     beside = [drawn[first : first + n_columns] for first in range(0, len(drawn), n_columns)]
-    labels_of_rows = [_row_labels([r for panel in row for r in panel.results]) for row in beside]
+    labels_of_rows = list(map(_row_labels, beside))
     labels = [labels_of_rows[index // n_columns] for index in range(len(drawn))]
     with style():
         figure, axes = panels([_height(list(names.values()), size) for names in labels], size)
@@ -309,8 +310,9 @@ def _height(names: Sequence[str], size: Size) -> float:
     return row_height * len(names) + 0.75
 
 
-def _row_labels(results: Sequence[ArmResult]) -> dict[tuple[str, int | None], str]:
-    """Return the name of each row by its arm's key: arms without context, then with."""
+def _row_labels(drawn: Sequence[_Panel]) -> dict[tuple[str, int | None], str]:
+    """Return the name of each row of panels by its arm's key: arms without context, then with."""
+    results = list(chain.from_iterable(panel.results for panel in drawn))
     without = {arm_key(result): arm_label(result) for result in results if not result.k}
     with_context = {arm_key(result): arm_label(result) for result in results if result.k}
     return without | with_context
