@@ -238,6 +238,11 @@ def _fix_layout(figure: Figure) -> None:
     if engine is not None:
         engine.execute(figure)
         figure.set_layout_engine(None)
+        # The layout's solver orders its sums by addresses in memory: the same figure would have
+        # other last digits, and a report other bytes, in every process.
+        for panel in figure.axes:
+            x, y, width, height = panel.get_position().bounds
+            panel.set_position((round(x, 6), round(y, 6), round(width, 6), round(height, 6)))
 
 
 _ROLE_MARKS = {
