@@ -157,6 +157,7 @@ OPTIONS = ("London", "Paris", "Rome", "Berlin")
         "Rome is in Italy.\n[[B]]",
         "It's B.", "It is (B), since it lies on the Seine.", "I think B", "I'd say it is B.", "My guess is B", "Ich nehme die B.",
         "C’est la B", "Elijo la B", "I think A, no, the answer is B.", "I believe C is unlikely. So I choose B.",
+        "The answer is A? No, the answer is B.", "Is it C? I think B", "The answer is B?", "答案是A？不，答案是B。",
     ],
 )  # fmt: skip
 def test_a_letter_is_read_from_what_a_model_writes(text):
@@ -180,6 +181,7 @@ def test_the_letter_a_is_distinguished_from_the_article(text):
         "It's A or B", "It's a", "It is a lovely city.", "I think A man went", "It isn't B",
         "I don't think it is B", "I think B is wrong", "I think it is B, or I would say C", "I think the city on the Seine",
         "London or Paris", "Options: A, B, C, D", "The answer is A. No, the answer is B.", "The incorrect answer is B.",
+        "The answer is D? No, B.", "The answer is (B)? Hardly.", "It's B? I am not sure.",
     ],
 )  # fmt: skip
 def test_a_letter_that_is_not_plain_is_not_guessed(text):

@@ -343,11 +343,13 @@ _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
 _AND = r"(?:,|/|&|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|和|或|と)"
 _NOT_IT = (
     r"(?:\s*(?:(?:是|は|が|を)?(?:错|錯|不[是对對正]|誤|間違)|では(?:な|あり)|[이가은는]\s?(?:아[니닙닌]|틀))"
-    r"|\s+(?:is|was|ist|est)\s+(?:wrong|incorrect|false|not|out|falsch|nicht|fau(?:x|sse))\b)"
+    r"|\s+(?:is|was|ist|est)\s+(?:wrong|incorrect|false|not|out|falsch|nicht|fau(?:x|sse))\b"
+    # A question that the text goes on to answer.
+    r"|\s*[?？]+\s*\w)"
 )
 _ALONE = rf"(?![{_WORD}+#])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))(?![)\]]?{_NOT_IT})"
 """After a letter: no more of a word or of a name (C++), no second letter (A and C), and no denial
-(A is wrong, A不对)."""
+(A is wrong, A不对, A? No)."""
 _BEGINS = rf"[(\[\"“「]*([A-Za-z]){_ALONE}"
 _STATES = re.compile(rf"{_SAYS}{_BETWEEN}{_BEGINS}", re.IGNORECASE | re.VERBOSE)
 _SUGGESTS = re.compile(
@@ -400,9 +402,8 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
 
     It is read from a statement ("The answer is (B)", "Antwort: B", "答案是B"), from a line that
     begins with the letter of an option ("**B**", "B. Paris"), from "It's B", or from the text of an
-    option alone.
-    Several statements must agree, or those of the last line; a letter beside another option's text,
-    two letters, or a list of the options name none.
+    option alone. Several statements must agree, or those of the last line; a letter beside another
+    option's text, two letters, or a list of the options name none.
     """
     plain, options = _without_markup(text).strip(), _options_of(choices)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
@@ -515,7 +516,8 @@ def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
 def _letters_behind(
     statement: re.Pattern[str], text: str, options: _Options, *, is_list: bool
 ) -> set[int]:
-    """Return the options whose letters stand behind a `statement` in `text`, as `_stated` does."""
+    """Return the options whose letters stand behind a `statement` in `text`; -1 for a letter that
+    is none's."""
     named: set[int] = set()
     for match in statement.finditer(text):
         # The next line does not continue the statement, whatever it begins with.
