@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 _Indices = npt.NDArray[np.int64]
 _MOST_ACTIVE = 64  # sequences in the row
-_MOST_COLUMNS = 8192  # of sequences in the row; one that is longer is alone in it
+# Of sequences in the row, for their memory; one that is longer is alone in it.
+_MOST_COLUMNS = 8192
 _MOST_READ = 1024  # tokens of new prompts in one pass; a longer one is alone in it
 # Of the largest logit: two tokens as close as this are decided by a pass of the sequence alone.
 _CLOSE = 1e-4
@@ -149,6 +150,9 @@ class AnswerGenerator:
             )
         # The model's own sampling and penalties would change the likeliest tokens.
         self.forward.model.generation_config = GenerationConfig()
+        # Each new token is compared with every column, also with those that it does not see: in a
+        # small model that takes longer than its weights do.
+        self.most_columns = min(_MOST_COLUMNS, scorer.limits.width)
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0
 
@@ -318,7 +322,8 @@ class _Row:
             )
             n_columns = int(self.visible.any(axis=0).sum()) + n_new + to_come
             # Where nothing is active the next prompt is admitted, however long it is.
-            if self.active and (n_read + n_new > _MOST_READ or n_columns > _MOST_COLUMNS):
+            is_full = n_read + n_new > _MOST_READ or n_columns > self.generator.most_columns
+            if self.active and is_full:
                 return
             slot = self.free.pop()
             self.visible[slot] = self.visible[-1] & (self.depths < n_shared)
