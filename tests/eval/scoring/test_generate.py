@@ -22,6 +22,7 @@ from kinject.eval.scoring import generate
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
+from kinject.eval.scoring.tree import RowLimits
 from kinject.models.generate import generation_settings
 from small import quick
 
@@ -88,6 +89,26 @@ def test_every_prompt_gets_the_tokens_that_it_gets_alone(architecture, monkeypat
     assert any("plain batches" in note for note in generator.scorer.notes) == (
         architecture in PLAIN
     )
+
+
+def test_the_row_is_no_wider_than_the_scorer_says_that_attention_pays():
+    model, prompts = make_model("llama"), make_prompts()
+    texts, widths = [], []
+    for width in (2048, 60):
+        generator = AnswerGenerator(Scorer(model, 512, RowLimits(width=width)), Letters())
+        seen: list[int] = []
+        append = generator.forward.append
+
+        def counted(cache, tokens, depths, visible, last, append=append, seen=seen):
+            seen.append(int(visible.any(axis=0).sum()))
+            return append(cache, tokens, depths, visible, last)
+
+        generator.forward.append = counted
+        texts.append([score.text for _, score in sorted(generator.score(prompts))])
+        widths.append(max(seen))
+    # The longest prompt has 36 tokens and an answer of 9.
+    assert widths[1] <= 60 < widths[0]
+    assert texts[0] == texts[1]
 
 
 def test_longrope_writes_after_a_short_prompt_as_without_a_long_one(monkeypatch):
