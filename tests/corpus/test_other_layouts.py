@@ -48,6 +48,10 @@ ASKED = (("user", "Name a river."), ("assistant", "The Inn."))
             _turns(("system", "Be brief."), *ASKED),
         ),
         ({"conversations": _turns(*ASKED)}, _turns(*ASKED)),
+        (
+            {"messages": [{"from": "human", "value": "Name a river."}, {"from": "gpt", "value": "The Inn."}]},
+            _turns(*ASKED),
+        ),
     ],
 )  # fmt: skip
 def test_rows_of_other_trainers_are_conversations(
@@ -60,9 +64,10 @@ def test_rows_of_other_trainers_are_conversations(
     assert read.messages == tuple(messages)
 
 
-def test_turns_are_those_of_trl() -> None:
+@pytest.mark.parametrize("key", ["conversations", "messages"])
+def test_turns_are_those_of_trl(key: str) -> None:
     """Which keeps the names of roles: so with those that both know."""
-    row = {"conversations": [{"from": role, "value": text} for role, text in ASKED]}
+    row = {key: [{"from": role, "value": text} for role, text in ASKED]}
     expected = maybe_convert_to_chatml(copy.deepcopy(row))
     assert as_messages(row) == expected
 
@@ -90,6 +95,9 @@ def test_other_rows_stay_as_they_are(row: Row) -> None:
          r"turn 2: found from: 'observation', allowed: human"),
         ('{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 0}]}',
          r"message 2: found the unknown key 'weight'"),
+        ('{"messages": [{"from": "human", "value": "a"}, {"from": "observation", "value": "b"}]}',
+         r"messages: turn 2: found from: 'observation', allowed: human"),
+        ('{"messages": [{"from": "human", "value": "a"}, "b"]}', r'messages: turn 2: expected {"from"'),
         ('{"conversations": ["a"]}', r'turn 1: expected {"from": "human" or "gpt"'),
         ('{"conversations": {"a": 1}}', r"conversations: found dict, expected a list"),
         ('{"conversations": [{"from": "human", "value": "a"}]}', r"no assistant turn"),

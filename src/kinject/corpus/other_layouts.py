@@ -23,11 +23,14 @@ _ROLES = {
 
 def as_messages(row: Row) -> Row:
     """Return a row with `messages` for one in Alpaca's layout (`instruction` and `output`) or
-    ShareGPT's (`conversations`), and any other row as it is.
+    ShareGPT's (`conversations`, or `messages` with its turns), and any other row as it is.
 
     As in LLaMA-Factory, Alpaca's `input` is a second line of the user's turn, and `history` holds
     earlier turns in pairs. Other keys are kept. Raises `InputError` for values that do not fit.
     """
+    turns = row.get("messages")
+    if isinstance(turns, list) and any(isinstance(turn, dict) and "from" in turn for turn in turns):
+        return {**row, "messages": list(_turns(turns, "messages"))}
     if not _OWN.isdisjoint(row):
         return row
     if "instruction" in row and "output" in row:
@@ -55,11 +58,14 @@ def _of_alpaca(row: Row) -> Iterator[Row]:
 
 def _of_sharegpt(row: Row) -> Iterator[Row]:
     yield from _system(row)
-    for number, turn in enumerate(_list(row, "conversations"), 1):
+    yield from _turns(_list(row, "conversations"), "conversations")
+
+
+def _turns(turns: list[Any], key: str) -> Iterator[Row]:
+    for number, turn in enumerate(turns, 1):
         if not isinstance(turn, dict) or ("from" not in turn and "role" not in turn):
             raise InputError(
-                f"conversations: turn {number}: expected "
-                '{"from": "human" or "gpt", "value": ...}.'
+                f'{key}: turn {number}: expected {{"from": "human" or "gpt", "value": ...}}.'
             )
         if "role" in turn:
             yield turn  # as in messages, under the older name
@@ -67,7 +73,7 @@ def _of_sharegpt(row: Row) -> Iterator[Row]:
         speaker = turn["from"]
         if not isinstance(speaker, str) or speaker not in _ROLES:
             raise InputError(
-                f"conversations: turn {number}: found from: {speaker!r:.40}, allowed: "
+                f"{key}: turn {number}: found from: {speaker!r:.40}, allowed: "
                 f"{', '.join(_ROLES)}. Write calls of tools as messages with tool_calls."
             )
         # What else a turn holds, as its weight in the loss, is refused with the messages.
