@@ -23,7 +23,7 @@ import country
 import pytest
 import transformers
 
-from kinject.disk import read_jsonl
+from kinject.disk import read_jsonl, write_jsonl
 from kinject.eval.scoring.answers import AnswerStore
 from kinject.study.stages import Stage
 from kinject.types import Answer
@@ -455,6 +455,40 @@ def test_kept_stages_are_done_elsewhere_without_their_weights(tmp_path: Path) ->
     shutil.rmtree(archives)
     program.keep(stages, archives)
     assert {path.name: path.read_bytes() for path in archives.glob("*.xz")} == first
+
+
+def test_answers_to_other_questions_of_the_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = load_benchmark("study/other_answers.py")
+    asked = [("a1", "a", "1931"), ("a2", "a", "1987"), ("b1", "b", "2004"), ("b2", "b", "1931")]
+    questions = [
+        {"id": name, "document_id": document, "kind": "year", "answers": [year]}
+        for name, document, year in asked
+    ]
+    write_jsonl(tmp_path / "years.jsonl", questions)
+    texts = {
+        "a1": "In 1931.",
+        "a2": "In 1931.",
+        "b1": "In 1987, or in 2004.",
+        "b2": "I do not know.",
+    }
+    rows = [
+        {"question_id": name, "k": 0, "format": "generate", "question_set": "years", "text": text}
+        for name, text in texts.items()
+    ]
+    # The first row of a question is replaced by the next; the last is no written answer.
+    stale, choice = {**rows[0], "text": "1987"}, {**rows[1], "k": 1, "format": "texts"}
+    write_jsonl(tmp_path / "answers.jsonl", [stale, *rows, choice])
+    monkeypatch.setattr(program, "texts_of", lambda recipe: [("trained", tmp_path)])
+    counts = program.count(None, program.Questions({"years": str(tmp_path / "years.jsonl")}))
+    (found,) = counts.values()
+    assert counts.keys() == {("trained", "years")}
+    assert found.own == [True, False, True, False]
+    # 1987 for a1, 1931 for a2; 1931 for b1, 2004 for b2.
+    assert found.same_document == [0, 1, 0, 0]
+    # 2004 for a1: b2 asks for the same year; both for a2; both of a for b1; 1987 for b2.
+    assert found.other_documents == [0, 0.5, 0.5, 0]
 
 
 @pytest.mark.soak
