@@ -473,13 +473,16 @@ def test_answers_to_other_questions_of_the_kind(
         "b1": "In 1987, or in 2004.",
         "b2": "I do not know.",
     }
-    rows = [
-        {"question_id": name, "k": 0, "format": "generate", "question_set": "years", "text": text}
-        for name, text in texts.items()
-    ]
-    # The first row of a question is replaced by the next; the last is no written answer.
-    stale, choice = {**rows[0], "text": "1987"}, {**rows[1], "k": 1, "format": "texts"}
-    write_jsonl(tmp_path / "answers.jsonl", [stale, *rows, choice])
+    # The first answer to a question is replaced by the next; the last is a choice.
+    with AnswerStore(tmp_path / "answers.jsonl") as store:
+        for number, (name, text) in enumerate([("a1", "1987"), *texts.items()]):
+            answer = Answer(
+                name, "years", "base", "generate", 0, 0, (), 0, (), (3,), (), text=text,
+                accepted=("1931",),
+            )  # fmt: skip
+            store.add(str(number), answer)
+        choice = Answer("a2", "years", "base", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (4, 4))
+        store.add("choice", choice)
     monkeypatch.setattr(program, "texts_of", lambda recipe: [("trained", tmp_path)])
     counts = program.count(None, program.Questions({"years": str(tmp_path / "years.jsonl")}))
     (found,) = counts.values()

@@ -22,6 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from kinject.corpus.grading import matches
+from kinject.eval.scoring.answers import read_answers
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.study.scheduler import open_study
 
@@ -90,23 +91,21 @@ def count(recipe: StudyRecipe, questions: Questions) -> dict[tuple[str, str], Co
     counts: dict[tuple[str, str], Counts] = defaultdict(Counts)
     others: dict[str, tuple[list[list[str]], list[list[str]]]] = {}
     for arm, folder in texts_of(recipe):
-        with (folder / "answers.jsonl").open(encoding="utf-8") as lines:
-            # Of several rows of one question the last counts.
-            rows = {(row["question_id"], row["k"]): row for row in map(json.loads, lines)}
-        for (name, k), row in rows.items():
-            if row["format"] != WRITTEN:
+        for answer in read_answers(folder / "answers.jsonl"):
+            if answer.format != WRITTEN:
                 continue
+            name, text = answer.question_id, answer.text or ""
             question = questions.by_id[name]
             if name not in others:
                 others[name] = questions.others(question)
-            label = f"{arm}, with passages" if k else arm
-            found = counts[label, row["question_set"]]
-            found.own.append(matches(row["text"], question["answers"]))
+            label = f"{arm}, with passages" if answer.k else arm
+            found = counts[label, answer.question_set]
+            found.own.append(matches(text, question["answers"]))
             for alike, shares in zip(
                 others[name], (found.same_document, found.other_documents), strict=True
             ):
                 if alike:
-                    shares.append(fmean(matches(row["text"], answers) for answers in alike))
+                    shares.append(fmean(matches(text, answers) for answers in alike))
     return counts
 
 
