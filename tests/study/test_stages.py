@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 import threading
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from country import write_study
 
 from kinject.disk import write_json, write_jsonl
@@ -22,7 +24,7 @@ from kinject.study import planner, stages
 from kinject.study.arms import expand_arms, override_arguments
 from kinject.study.claims import declare_claims
 from kinject.study.planner import ArmRun, Planner, input_hashes
-from kinject.study.scheduler import StageStatus, reads_files_of, run_stages
+from kinject.study.scheduler import StageStatus, open_study, reads_files_of, run_stages
 from kinject.study.stages import Stage, run_stage
 from small import write_training
 
@@ -347,12 +349,45 @@ def test_a_setup_is_not_done_where_its_folder_holds_another_training_since(
 def test_a_claim_whose_file_has_no_time_is_refused(tmp_path, tiny_model, text):
     claim = {"statement": "It learns.", "test": "above_chance", "arm": "ft", "question_set": "new"}
     path = write_study(tmp_path, tiny_model, claims={"learns": claim})
-    section = read_recipe(path, verb="study").study
-    assert declare_claims(section) == declare_claims(section)
+    study = open_study(read_recipe(path, verb="study"))
+    section, evaluation = study.recipe.study, study.evaluation
+    assert declare_claims(section, evaluation) == declare_claims(section, evaluation)
     (found,) = (Path(section.cache_dir) / "claims").glob("*.json")
     found.write_text(text)
     with pytest.raises(InputError, match=r"damaged: declared is .* Delete it"):
-        declare_claims(section)
+        declare_claims(section, evaluation)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "eval.formats=[generate]",
+        "eval.shots=[3]",
+        "eval.scores=[tokens]",
+        "eval.questions.new=known",
+    ],
+)
+def test_a_claim_about_answers_that_are_asked_in_another_way_is_another_claim(
+    tmp_path, tiny_model, override
+):
+    """One on written answers was as old as the same one on chosen answers."""
+    claim = {"statement": "It learns.", "test": "above_chance", "arm": "ft", "question_set": "new"}
+    path = write_study(tmp_path, tiny_model, claims={"learns": claim})
+    study = open_study(read_recipe(path, verb="study"))
+    section, evaluation = study.recipe.study, study.evaluation
+    records = Path(section.cache_dir) / "claims"
+    for asked in (evaluation, replace(evaluation, max_new_tokens=evaluation.max_new_tokens + 1)):
+        declare_claims(section, asked)
+        assert len(list(records.glob("*.json"))) == 1
+    key, value = override.removeprefix("eval.").split("=")
+    if key == "questions.new":
+        asked = replace(
+            evaluation, questions={**evaluation.questions, "new": evaluation.questions[value]}
+        )
+    else:
+        asked = replace(evaluation, **{key: tuple(yaml.safe_load(value))})
+    declare_claims(section, asked)
+    assert len(list(records.glob("*.json"))) == 2
 
 
 def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_again(

@@ -12,7 +12,7 @@ from typing import Any
 
 from kinject.disk import content_id, file_lock, is_amount, read_json, write_json
 from kinject.errors import InputError
-from kinject.recipe.sections import ClaimSection, StudySection
+from kinject.recipe.sections import ClaimSection, EvalSection, StudySection
 from kinject.report.formatting import format_p, format_percent, format_points, join_words
 from kinject.results import ALPHA, FEWEST, MARGIN, Claim, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import trend
@@ -26,7 +26,7 @@ from kinject.stats.intervals import (
 )
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
-from kinject.study.arms import BASE, Arm, n_trainings, value_label
+from kinject.study.arms import BASE, Arm, head_format, n_trainings, value_label
 from kinject.study.records import AskSetting, Records, find_twins, joint_name
 from kinject.study.scheduler import documents_of
 from kinject.terminal import format_count, format_number
@@ -491,15 +491,16 @@ def _told(design: Design, spread: Spread, n_questions: int) -> str:
     )
 
 
-def declare_claims(section: StudySection) -> dict[str, float]:
+def declare_claims(section: StudySection, evaluation: EvalSection) -> dict[str, float]:
     """Return when each claim was declared first, by any study with these stages: a file beside them
     records it.
 
-    A claim is its fields without the words, with the arms and the sweep that it names.
+    A claim is its fields without the words, with the arms and the sweep that it names, and how
+    `evaluation` asks its question sets.
     """
     declared = {}
     for name, claim in (section.claims or {}).items():
-        path = Path(section.cache_dir) / "claims" / f"{_claim_id(section, claim)}.json"
+        path = Path(section.cache_dir) / "claims" / f"{_claim_id(section, claim, evaluation)}.json"
         # Two studies may declare it at once: the first time counts.
         with file_lock(path.with_name(f".{path.name}.lock")):
             if not path.is_file():
@@ -514,7 +515,7 @@ def declare_claims(section: StudySection) -> dict[str, float]:
     return declared
 
 
-def _claim_id(section: StudySection, claim: ClaimSection) -> str:
+def _claim_id(section: StudySection, claim: ClaimSection, evaluation: EvalSection) -> str:
     named = [ArmName.parse(arm) for arm in named_arms(claim)]
     parts = [asdict(replace(claim, statement="", source=""))]
     parts += [asdict(section.arms[arm]) for arm, _ in named if arm in section.arms]
@@ -522,6 +523,13 @@ def _claim_id(section: StudySection, claim: ClaimSection) -> str:
     # A sweep that two of the claim's arms are points of counts once.
     parts += [asdict(sweeps[sweep]) for sweep in dict.fromkeys(sweeps_of(claim))]
     parts += [dict(retrievals[retrieval]) for _, retrieval in named if retrieval in retrievals]
+    # A claim on written answers is not as old as the one on chosen answers to the same questions.
+    records = Records(evaluation.scores)
+    for name in claim.sets():
+        question_format, shots = head_format(evaluation, name)
+        score = records.score(AskSetting(name, question_format, shots, 0))
+        path = evaluation.sets()[name].path
+        parts.append({"path": path, "format": question_format, "shots": shots, "score": score})
     return content_id("claim", section.eval, parts)
 
 

@@ -92,7 +92,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
         # Now, not with the report: the time decides whether a claim was declared late.
-        declared = declare_claims(study.recipe.study)
+        declared = declare_claims(study.recipe.study, study.evaluation)
         with ExitStack() as stack:
 
             @cache  # the executor starts with the first stage that has to run
