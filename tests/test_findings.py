@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import yaml
 
 import published
 from reported import Kept, study_of, unreported
+from small import load_benchmark
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -499,6 +501,76 @@ def test_a_training_that_was_done_twice_has_the_same_weights(first: str, again: 
     assert sums[0] == sums[1]
     page = " ".join((ROOT / "docs/reliability.md").read_text("utf-8").split())
     assert "Three trainings of the company's study were done twice" in page
+
+
+WRITTEN: dict[str, Any] = json.loads((RESULTS / "real-written.json").read_text("utf-8"))
+
+
+def of_written(arm: str, question_set: str, k: int = 0) -> dict[str, Any]:
+    """Return what real-written.json has of an arm's answers to all questions of a set."""
+    (found,) = [
+        item
+        for item in WRITTEN["results"]
+        if (item["arm"], item["question_set"], item["k"]) == (arm, question_set, k)
+    ]
+    return found
+
+
+@pytest.mark.parametrize("arm", ["base", "paraphrases", "repeated", "best"])
+def test_the_table_of_written_answers_is_its_results(arm: str) -> None:
+    found = [of_written(arm, "words"), of_written(arm, "reworded"), of_written(arm, "reworded", 1)]
+    wanted = [100 * item["accuracy"] for item in found]
+    said = cells("docs/findings.md", "### Written answers", arm)
+    assert said == pytest.approx(wanted, abs=0.051)
+    assert {len(item["by_seed"]) for item in found} == {1 if arm == "base" else 3}
+
+
+def test_what_the_pages_say_of_written_answers_is_in_their_report() -> None:
+    page = " ".join((ROOT / "docs/findings.md").read_text("utf-8").split())
+    section = page.partition("### Written answers")[2].partition("### ")[0]
+    net = of_real("best", "reworded")["net"]
+    assert f"among choices {100 * net['delta']:.1f}." in section
+    verdicts = {claim["name"]: claim["verdict"] for claim in WRITTEN["claims"]}
+    assert "and, [in writing](#written-answers), on the company" in page
+    assert verdicts["paraphrases beat repetition in writing"] == "shown"
+    base, paraphrases, best = (
+        100 * of_written(arm, "reworded")["accuracy"] for arm in ("base", "paraphrases", "best")
+    )
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"writes {best:.1f}% of the answers (base {base:.1f}%)" in readme
+    methods = " ".join((ROOT / "docs/methods.md").read_text("utf-8").split())
+    assert f"in writing {best:.0f} instead of {paraphrases:.0f}." in methods
+    assert "The report calls the claims late" in section
+    assert all(claim["declared_late"] for claim in WRITTEN["claims"])
+
+
+BEST_WRITTEN = ("10e3216ebc2f8199", "2d49e53be56e4a39", "f52f664d735965c5")
+"""The evaluations of written answers of the best training, seeds 0 to 2, in docs/results/company."""
+
+
+def test_the_control_of_written_answers_is_counted_in_the_kept_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for stage in BEST_WRITTEN:
+        lines = _archived("eval", stage, "answers.jsonl").splitlines(keepends=True)
+        of_words = [line for line in lines if json.loads(line)["question_set"] == "words"]
+        folder = tmp_path / stage
+        folder.mkdir()
+        (folder / "answers.jsonl").write_text("".join(of_words), "utf-8")
+        folders.append(("best", folder))
+    program = load_benchmark("study/other_answers.py")
+    monkeypatch.setattr(program, "texts_of", lambda recipe: folders)
+    paths = {name: str(ROOT / f"eval/company/{name}.jsonl") for name in ("reworded", "words")}
+    found = program.count(None, program.Questions(paths))["best", "words"]
+    assert fmean(found.own) == pytest.approx(of_written("best", "words")["accuracy"], abs=1e-6)
+    said = re.search(
+        r"of 100 texts of best \(words\), (\d\.\d) hold .* document, (\d\.\d) to one elsewhere",
+        " ".join((ROOT / "docs/findings.md").read_text("utf-8").split()),
+    )
+    assert said is not None
+    shares = (100 * fmean(found.same_document), 100 * fmean(found.other_documents))
+    assert [float(number) for number in said.groups()] == pytest.approx(shares, abs=0.051)
 
 
 PARAPHRASES = json.loads((RESULTS / "real-paraphrases.json").read_text("utf-8"))
