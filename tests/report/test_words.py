@@ -23,7 +23,7 @@ from kinject.report.formatting import (
 from kinject.report.result_tables import results_table
 from kinject.report.tables import claims_table, names_table, small_tables
 from kinject.report.words import _TONES, _WORDS, write_opening
-from kinject.results import Choice, Perplexity, Recall, Report
+from kinject.results import Choice, Perplexity, Recall, Report, Shortcuts
 from kinject.stats.comparisons import About, Tag
 from kinject.types import Advice, Written
 
@@ -409,7 +409,23 @@ def test_what_a_training_warned_of_is_among_what_went_wrong() -> None:
     answer = doubts(View(evaluation({}), {("base", "cpt"): warned}))
     assert answer.lead == "Yes: a training warned (cpt)."
     assert answer.evidence[0].text == "the loss rose in step 7."
+    sentence = Training("texts", 30, 2.0, True, ("It reads a part. Set max_steps to 144.",))
+    (line,) = doubts(View(evaluation({}), {("base", "cpt"): sentence})).evidence
+    assert line.text == "It reads a part. Set max_steps to 144."
     assert max(len(item.text) for item in answer.evidence) < 450
+
+
+def test_sets_that_can_be_picked_without_reading_are_named_once() -> None:
+    shortcuts = tuple(
+        Shortcuts(name, 64, 0.8, 0.78, 0.26, 0.24, longest, 0.24, 0.25)
+        for name, longest in (("facts", 0.31), ("fair", 0.29), ("dates", 0.4))
+    )
+    answer = doubts(View(replace(evaluation({}), shortcuts=shortcuts)))
+    assert answer.lead == "Yes: choices can be picked without reading (“facts” and “dates”)."
+    assert [line.question_set for line in answer.evidence] == ["“facts”", "“dates”"]
+    assert answer.evidence[1].arm == "every arm"
+    assert answer.evidence[1].text.startswith("80% of the right and 78% of the wrong choices")
+    assert "picks the longest choice has 40% of 64 right" in answer.evidence[1].text
 
 
 def test_the_advice_stands_behind_the_effect_and_sets_with_the_same_share_a_sentence() -> None:

@@ -26,6 +26,7 @@ _GRAVE = 0.05  # the fraction of questions from which on a doubt is marked
 _LOW_MASS = 0.5  # of the probability on the letters
 _UNREAD = 0.99  # of the rows
 _EVERYWHERE = "all question sets"
+_EVERY_ARM = "every arm"
 
 
 def _cut(result: ArmResult) -> int:
@@ -76,12 +77,13 @@ _COUNTED: tuple[tuple[str, Callable[[ArmResult], int], str], ...] = (
 
 def doubts(view: View) -> Answer:
     """Return what went wrong: trainings cut short, prompts cut, no score, no letter, contexts that
-    missed, failed arms."""
+    missed, failed arms. The lead names the arms of each, or the sets where it is every arm's."""
     lines = tuple(_doubts(view))
     arms: dict[str, dict[str, None]] = {}
     for item in lines:
+        about = item.question_set if item.arm == _EVERY_ARM else item.arm
         # A dict in place of a set, which would not keep the order.
-        arms.setdefault(item.tag, {})[item.arm] = None
+        arms.setdefault(item.tag, {})[about] = None
     lead = "No sign of it: every prompt fitted the model's window, and every question has a score."
     if arms:
         tags = [f"{tag} ({_listed(list(of_tag))})" for tag, of_tag in arms.items()]
@@ -120,7 +122,7 @@ def _unfinished_trainings(view: View) -> Iterator[Evidence]:
             text = "finish it, then evaluate again."
             yield Evidence(name, _EVERYWHERE, "a training is not finished", "bad", text)
         for warning in training.warnings[:_MOST_LISTED]:
-            text = f"{format_name(warning, _LONGEST_WARNING)}."
+            text = f"{format_name(warning, _LONGEST_WARNING).removesuffix('.')}."
             yield Evidence(name, _EVERYWHERE, "a training warned", "flat", text)
 
 
@@ -173,10 +175,10 @@ def _given_away_line(item: GivenAway) -> Evidence:
 def _guessable(view: View) -> Iterator[Evidence]:
     """Yield the sets on which a strategy that reads no question beats guessing."""
     for shortcuts in view.report.shortcuts:
-        warning = format_name(shortcuts.warning())
+        warning = shortcuts.warning().removeprefix(f"{shortcuts.question_set}: ")
         if warning:
             name, tag = quoted(shortcuts.question_set), "choices can be picked without reading"
-            yield Evidence("the set", name, tag, "bad", warning)
+            yield Evidence(_EVERY_ARM, name, tag, "bad", format_name(warning))
 
 
 def _tastes(view: View) -> Iterator[Evidence]:
