@@ -229,6 +229,26 @@ def test_a_heading_of_one_column_is_none_of_the_line_beside_it() -> None:
     assert "who had sailed in May the barge 0 past" in text
 
 
+def test_texts_apart_over_one_column_of_a_table_without_rules_are_all_kept() -> None:
+    """The second was written over the first: a header of one cell fewer than its columns."""
+    rows = (
+        (("Keeper", 60), ("Read", 160), ("aloud", 215)),
+        (("name", 60), ("what", 160), ("year", 400)),
+        (("Ada Holm", 60), ("the tides of Kelm and Torv", 160), ("1934", 400)),
+        (("Per Dahl", 60), ("the lamps of Lowmere", 160), ("1968", 400)),
+    )
+    page = ""
+    for number, row in enumerate(rows):
+        for text, x in row:
+            page += at(x, 700 - 20 * number, text)
+    header, _, *body = only(pdf_of(page)).text.splitlines()
+    assert header == "| Keeper name | Read aloud what | Read aloud year |"
+    assert body == [
+        "| Ada Holm | the tides of Kelm and Torv | 1934 |",
+        "| Per Dahl | the lamps of Lowmere | 1968 |",
+    ]
+
+
 def test_letters_that_a_pdf_names_itself_are_lines_and_no_table() -> None:
     """Of these PDFium gives the ink as the box, as in what Chromium prints of Arabic."""
     text = "تصل السفينة مساء إلى الجسر"

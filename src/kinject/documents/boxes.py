@@ -49,6 +49,8 @@ _FURNITURE_PAGES = 0.3
 _SAME_LINE = 0.5
 # A line is bold if this much of its text is: a few words in it may be set otherwise.
 _MOSTLY_BOLD = 0.8
+# Lines whose sizes differ by more belong to different paragraphs.
+_SIZE_CHANGE = 0.15
 
 # In heights of a letter, as fonts differ: a letter whose middle is further up or down is on another
 # line,
@@ -117,6 +119,11 @@ left_edge = attrgetter("x0")
 def middle(box: Box | Letter) -> tuple[float, float]:
     """Return the centre of a box."""
     return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+
+
+def is_same_size(box: Box, other: Box) -> bool:
+    """Return whether two lines are in print of one size, so that they may be one paragraph."""
+    return abs(box.size - other.size) <= _SIZE_CHANGE * other.size
 
 
 def _middle_width(box: Box | Letter) -> float:

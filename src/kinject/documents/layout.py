@@ -16,6 +16,7 @@ from kinject.documents.boxes import (
     cell_text,
     flat,
     header_only,
+    is_same_size,
     joined_line,
     left_edge,
     lines_of,
@@ -62,8 +63,6 @@ _HEADING_SIZE = 1.12
 _HEADING_TEXT = 0.3
 # A line above columns whose font is larger by this factor is a title, not a part of one.
 _TITLE_SIZE = 1.15
-# Lines whose sizes differ by more belong to different paragraphs.
-_SIZE_CHANGE = 0.15
 # A line that leaves this much of the width free ends its paragraph.
 _SHORT_LINE = 0.25
 # A line of prose fills this much of its column; a cell of a table is shorter.
@@ -414,14 +413,19 @@ def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]
     cells = [""] * len(starts)
     free = 0
     for part in _segments(sorted(rows[0], key=left_edge)):
+        text = text_of(part)
         first, last = _column(part[0].x0 + 1, starts), _column(part[-1].x1 - 1, starts)
         is_right = free > 0 and abs(part[-1].x1 - ends.get(last, 0.0)) < _ALIGNED
-        if is_right:
+        if first < free:
+            # The text before it reaches into its column, which has both then.
+            cells[first] = f"{cells[first]} {text}"
+            first = free
+        elif is_right:
             first = free
         elif free:
             cells[free:first] = [cells[free - 1]] * (first - free)
-        cells[first : last + 1] = [text_of(part)] * (last + 1 - first)
-        free = last + 1
+        cells[first : last + 1] = [text] * (last + 1 - first)
+        free = max(free, last + 1)
     cells[free:] = [cells[free - 1]] * (len(cells) - free)
     return cells
 
@@ -570,15 +574,11 @@ def _right_edge(page: Sequence[Box], index: int) -> float:
     edge = box.x1
     for other in page[max(0, index - _NEAR_LINES) : index + _NEAR_LINES]:
         # A heading may be above several columns.
-        if other.is_table or not _is_same_size(other, box):
+        if other.is_table or not is_same_size(other, box):
             continue
         if other.x0 < box.x1 and other.x1 > box.x0:
             edge = max(edge, other.x1)
     return edge
-
-
-def _is_same_size(box: Box, other: Box) -> bool:
-    return abs(box.size - other.size) <= _SIZE_CHANGE * other.size
 
 
 def _is_parted_sentence(blocks: Sequence[str], text: str) -> bool:
@@ -612,7 +612,7 @@ def _continues(previous: Box, box: Box, usual: float, right: float) -> bool:
         return not ends and box.text[:1].islower()
     if _NUMBERED.match(box.text) and ends:
         return False
-    if not _is_same_size(box, previous):
+    if not is_same_size(box, previous):
         return False
     if box.x0 - previous.x0 > _INDENT * box.size:
         return not ends
