@@ -799,6 +799,12 @@ def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
          "| Pier | Boats |\n| --- | --- |\n| East | 9 |\n| All | 9 |"),
         ("<table><thead><tr><th rowspan=2>Pier<th>Boats<tbody><tr><td>East<td>7<tr><td rowspan=0>West<td>5<tr><td>6</table>",
          "| Pier | Boats |\n| --- | --- |\n| East | 7 |\n| West | 5 |\n| West | 6 |"),
+        # A name of rows that do not come, alone and below another.
+        ("<table><tr><td>Pier<td>Boats<tr><td rowspan=2>West</table>", "| Pier | Boats |\n| --- | --- |\n| West |  |"),
+        ("<table><tr><td>Pier<td>Boats<tr><td rowspan=3>West<tr></tr></table>",
+         "| Pier | Boats |\n| --- | --- |\n| West |  |"),
+        ("<table><tr><td>Pier<td>Boats<td>Cranes<tr><td rowspan=2>West<tr><td rowspan=2>8<tr><td>North<td>5</table>",
+         "| Pier | Boats | Cranes |\n| --- | --- | --- |\n| West | 8 |  |\n| North | 8 | 5 |"),
         ("<p>So <span><span><math><msup><mi>v</mi><mn>3</mn></msup></math></span><span aria-hidden=true>v3</span></span>.",
          r"So \(v^{3}\)."),
         ("<p>So <span><span style='display:none'><math><mi>k</mi></math></span><img src=k></span>.", "So k."),

@@ -386,16 +386,30 @@ def _data_table(table: LexborNode) -> str:
         grid = spanned(texts)
     except ValueError:  # spans far beyond any table: its cells are read as they come
         return ""
-    width = max(map(len, grid))
-    lines = []
-    for (_, cells), line in zip(rows, grid, strict=True):
-        if len(line) == width or not _names_rows(cells):
-            lines.append(line)
+    lines = _without_repeated(grid, texts)
     text = below_table(markdown_table(lines, max(1, min(n_header, len(lines) - 1))), inner)
     caption = table.css_first("caption")
     if caption is None:
         return text
     return "\n\n".join(filter(None, [one_line(page_text(caption)), text]))
+
+
+def _without_repeated(
+    grid: Sequence[list[str]], texts: Sequence[Sequence[tuple[str, int, int]]]
+) -> list[list[str]]:
+    """Return the rows of a grid, made of rows of (text, rows spanned, columns spanned), without the
+    short ones that the rows around them repeat: names of the rows below, and rows without cells.
+    """
+    width = max(map(len, grid))
+    kept: list[list[str]] = []
+    for cells, line, below in zip(texts, grid, [*grid[1:], []], strict=True):
+        around = set(below)
+        if not cells and kept:
+            around.update(kept[-1])
+        goes_on_below = all(cell[1] > 1 for cell in cells)
+        if len(line) == width or not (goes_on_below and around.issuperset(line)):
+            kept.append(line)
+    return kept
 
 
 def _is_header(row: LexborNode, cells: list[LexborNode], *, is_first: bool) -> bool:
