@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zipfile
 from email.message import EmailMessage
 from pathlib import Path
@@ -1384,6 +1385,44 @@ def test_running_headers_and_page_numbers_are_left_out_and_pages_are_known() -> 
     assert document.meta["pages"] == [
         [document.text.index(f"The old bridge {n} "), n] for n in range(1, 5)
     ]
+
+
+def test_rows_of_numbers_at_the_edges_of_pages_are_no_running_headers() -> None:
+    """Each page has three of them above and below, at the same heights; they were taken for page numbers, too."""
+    pages, numbers = [], []
+    for page in range(4):
+        content = at(60, 775, f"Tides of Kelm {1970 + page}") + at(300, 30, f"{page + 7}")
+        for row in range(38):
+            values = [
+                f"{37 * page + row + 1}.",
+                f"{3 + row % 5}.{page}{row % 7}",
+                f"{812 + 13 * row}",
+            ]
+            numbers.append(values)
+            y = 750 - 18 * row
+            content += "".join(at(60 + 100 * column, y, text) for column, text in enumerate(values))
+        pages.append(content)
+    text = only("a.pdf", pdf_of(*pages)).text
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert [row for row in rows if row[:1] != ["---"]] == numbers
+    assert "Tides" not in text
+
+
+def test_what_differs_at_one_place_of_each_page_stays() -> None:
+    """Invoices, one a page, have their numbers and sums where a book has its headers."""
+    invoices = [(1041, "350.00"), (1077, "12.40"), (1090, "99.95"), (1112, "7.30")]
+    pages = []
+    for number, (invoice, total) in enumerate(invoices, start=1):
+        # One number is missing: the pattern of the line is that of the others.
+        label = "Invoice #" if number == 2 else f"Invoice {invoice}"
+        page = at(72, 750, label) + at(72, 60, f"Total {total} marks")
+        page += at(400, 30, f"Kelm Harbour, file 3, sheet {number}")
+        page += "".join(at(72, 600 - 12 * row, line) for row, line in enumerate(TEXT))
+        pages.append(page)
+    text = only("a.pdf", pdf_of(*pages)).text
+    assert re.findall(r"Invoice (\S+)", text) == ["1041", "#", "1090", "1112"]
+    assert re.findall(r"Total (\S+) marks", text) == [total for _, total in invoices]
+    assert "Harbour" not in text
 
 
 def test_a_table_continues_over_the_page() -> None:

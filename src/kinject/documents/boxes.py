@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeVar
@@ -33,7 +33,8 @@ _SECOND_WORD = re.compile(r"(?:und|oder|bzw|sowie|and)\b")
 """What follows the hyphen of a word whose second part is in the next one: Nord- und Ostsee."""
 WIDE = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60]")
 """Letters and marks of Chinese and Japanese."""
-_PAGE_NUMBER = re.compile(r"\W*(?:page|seite|p\.)?\s*#\W*(?:(?:of|von|/)\s*#\W*)?")
+_PAGE_NUMBER = re.compile(r"[^\w#]*(?:page|seite|p\.)?\s*#[^\w#]*(?:(?:of|von|/)\s*#[^\w#]*)?")
+"""The pattern of a page's number: of one number, or of two with "of" between them."""
 
 # Where running headers and footers are: this fraction of the height, above and below, and in it
 # this many lines.
@@ -45,6 +46,9 @@ _LONGEST_FURNITURE = 200
 _SAME_HEIGHT = 6
 # A running header is on this fraction of the pages, and on at least three; on all of two or three.
 _FURNITURE_PAGES = 0.3
+# Before and after a page so many of those with the same line are looked at: the left and the right
+# one of two may differ.
+_NEAR_PAGES = 2
 # Words whose boxes overlap by this much of the lower one's height are on one line.
 _SAME_LINE = 0.5
 # A line is bold if this much of its text is: a few words in it may be set otherwise.
@@ -460,7 +464,7 @@ def cell_text(words: Sequence[Box]) -> str:
 
 def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
     """Return pages of words without the lines at the edge that other pages have at the same height,
-    and page numbers."""
+    with the same numbers or some that count the pages, and page numbers."""
     if len(pages) < 2:
         return [list(page) for page in pages]
     top = min((box.y0 for box in flat(pages)), default=0.0)
@@ -470,11 +474,11 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
     pages_with = _pages_with(edges)
     least = max(3, _FURNITURE_PAGES * len(pages)) if len(pages) > 3 else 2
     kept = []
-    for page, edge in zip(pages, edges, strict=True):
+    for number, (page, edge) in enumerate(zip(pages, edges, strict=True)):
         dropped: set[int] = set()
         for box, words in edge:
-            is_repeated = any(len(pages_with[place]) >= least for place in _places(box))
-            if is_repeated or _PAGE_NUMBER.fullmatch(_pattern(box.text)):
+            is_page_number = _PAGE_NUMBER.fullmatch(_pattern(box.text)) is not None
+            if is_page_number or _is_running(box, number, pages_with, least):
                 dropped.update(map(id, words))
         kept.append([box for box in page if id(box) not in dropped])
     return kept
@@ -482,14 +486,59 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
 
 def _pages_with(
     edges: Sequence[Sequence[tuple[Box, list[Box]]]],
-) -> dict[tuple[str, int], set[int]]:
-    """Return the pages that have a pattern at a height, for each line at their edges."""
-    pages_with: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+) -> dict[tuple[str, int], dict[int, list[str]]]:
+    """Return the pages that have a pattern at a height, and their numbers in it, for each line at
+    their edges."""
+    pages_with: defaultdict[tuple[str, int], dict[int, list[str]]] = defaultdict(dict)
     for number, edge in enumerate(edges):
         for box, _ in edge:
             for place in _places(box):
-                pages_with[place].add(number)
+                pages_with[place][number] = _numbers(box)
     return pages_with
+
+
+def _numbers(box: Box) -> list[str]:
+    """Return what is left out of the pattern of a line."""
+    return _VARIES.findall(one_line(box.text).lower())
+
+
+def _is_running(
+    box: Box,
+    page: int,
+    pages_with: Mapping[tuple[str, int], Mapping[int, Sequence[str]]],
+    least: float,
+) -> bool:
+    """Return whether a line of a page is at its height on `least` pages, and has the numbers of one
+    of the next of these, but for those that count the pages.
+
+    A row of a table is at the edge of each page that the table fills, with other numbers.
+    """
+    numbers = _numbers(box)
+    for place in _places(box):
+        found = pages_with[place]
+        pages = list(found)  # in their order
+        index = pages.index(page)
+        near = pages[max(0, index - _NEAR_PAGES) : index + _NEAR_PAGES + 1]
+        near.remove(page)
+        goes_on = any(_are_as_far(numbers, found[other], other - page) for other in near)
+        if len(pages) >= least and goes_on:
+            return True
+    return False
+
+
+def _are_as_far(numbers: Sequence[str], others: Sequence[str], n_pages: int) -> bool:
+    """Return whether the numbers of two lines are the same, or as far from one another as the pages
+    of the lines are."""
+    # A # in the text itself is in the pattern as a number is.
+    if len(numbers) != len(others):
+        return False
+    for number, other in zip(numbers, others, strict=True):
+        # Roman numerals, and words that look so, are not counted.
+        if not (number.isdecimal() and other.isdecimal()):
+            continue
+        if int(other) - int(number) not in (0, n_pages):
+            return False
+    return True
 
 
 def _places(box: Box) -> list[tuple[str, int]]:
