@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pypdf
@@ -229,24 +230,59 @@ def test_a_heading_of_one_column_is_none_of_the_line_beside_it() -> None:
     assert "who had sailed in May the barge 0 past" in text
 
 
-def test_texts_apart_over_one_column_of_a_table_without_rules_are_all_kept() -> None:
-    """The second was written over the first: a header of one cell fewer than its columns."""
-    rows = (
-        (("Keeper", 60), ("Read", 160), ("aloud", 215)),
-        (("name", 60), ("what", 160), ("year", 400)),
-        (("Ada Holm", 60), ("the tides of Kelm and Torv", 160), ("1934", 400)),
-        (("Per Dahl", 60), ("the lamps of Lowmere", 160), ("1968", 400)),
-    )
+def rows_of(rows: Sequence[Sequence[str]], xs: Sequence[float] = (60, 200, 320, 440)) -> list[str]:
+    """Return the lines of the table that is read where these rows stand on a page without rules."""
     page = ""
     for number, row in enumerate(rows):
-        for text, x in row:
-            page += at(x, 700 - 20 * number, text)
-    header, _, *body = only(pdf_of(page)).text.splitlines()
-    assert header == "| Keeper name | Read aloud what | Read aloud year |"
-    assert body == [
-        "| Ada Holm | the tides of Kelm and Torv | 1934 |",
-        "| Per Dahl | the lamps of Lowmere | 1968 |",
+        for x, cell in zip(xs, row, strict=False):
+            page += at(x, 700 - 20 * number, cell)
+    lines = only(pdf_of(page)).text.splitlines()
+    del lines[1]
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["", "2019", "2020"], ["Kelm", "12", "30"]),
+        (["", "Tall", "Old"], ["Oak", "yes", "no"]),
+        (["Kelm", "", "30"], ["Torv", "14", "31"]),
+        (["Kelm", "", "yes"], ["Torv", "east", "no"]),
+        (["Year", "Price in marks", ""], ["1931", "14", "31"]),
+    ],
+)
+def test_a_first_row_with_an_empty_cell_is_no_header_of_two_rows(
+    first: list[str], second: list[str]
+) -> None:
+    """The values of the next row became a part of the header: "2019 12"."""
+    rows = [first, second, ["Elm", "18", "35"], ["Ash", "20", "37"]]
+    assert rows_of(rows) == [f"| {' | '.join(row)} |" for row in rows]
+
+
+def test_names_over_several_columns_are_a_header_with_the_names_below_them() -> None:
+    rows = [["", "Boats", "", "Cranes"], ["Pier", "east", "west", "all"], ["A", "14", "31", "4"]]
+    assert rows_of([*rows, ["B", "15", "33", "5"]]) == [
+        "| Pier | Boats east | Boats west | Cranes all |",
+        "| A | 14 | 31 | 4 |",
+        "| B | 15 | 33 | 5 |",
     ]
+
+
+def test_texts_apart_over_one_column_of_a_table_without_rules_are_all_kept() -> None:
+    """The second was written over the first in a header of fewer cells than its columns."""
+    page = at(160, 720, "Read") + at(215, 720, "aloud")
+    rows = (
+        ("name", "what", "year"),
+        ("Ada Holm", "the tides of Kelm and Torv", "1934"),
+        ("Per Dahl", "the lamps of Lowmere", "1968"),
+    )
+    for number, row in enumerate(rows):
+        page += "".join(
+            at(x, 700 - 20 * number, text) for x, text in zip((60, 160, 400), row, strict=True)
+        )
+    header, _, *body = only(pdf_of(page)).text.splitlines()
+    assert header == "| name | Read aloud what | Read aloud year |"
+    assert body == [f"| {' | '.join(row)} |" for row in rows[1:]]
 
 
 def test_letters_that_a_pdf_names_itself_are_lines_and_no_table() -> None:

@@ -55,6 +55,8 @@ _SAME_LINE = 0.5
 _MOSTLY_BOLD = 0.8
 # Lines whose sizes differ by more belong to different paragraphs.
 _SIZE_CHANGE = 0.15
+# Lines of a row are this close: their boxes nearly touch.
+_TOUCHING = 0.1
 
 # In heights of a letter, as fonts differ: a letter whose middle is further up or down is on another
 # line,
@@ -118,6 +120,7 @@ class Box(NamedTuple):
 
 Placed = TypeVar("Placed", Box, Letter)
 left_edge = attrgetter("x0")
+_upper_edge = attrgetter("y0")
 
 
 def middle(box: Box | Letter) -> tuple[float, float]:
@@ -406,6 +409,20 @@ def lines_of(words: Sequence[Placed]) -> list[list[Placed]]:
         else:
             lines.append([word])
     return [sorted(line, key=left_edge) for line in lines]
+
+
+def spaced_rows(words: Sequence[Box]) -> list[list[Box]]:
+    """Return the words by rows that space parts."""
+    ordered = sorted(words, key=_upper_edge)
+    rows = [[ordered[0]]]
+    end = ordered[0].y1
+    for word in ordered[1:]:
+        if word.y0 > end + _TOUCHING * word.size:
+            rows.append([])
+            end = word.y1
+        rows[-1].append(word)
+        end = max(end, word.y1)
+    return rows
 
 
 def _is_beside(word: Box | Letter, first: Box | Letter) -> bool:

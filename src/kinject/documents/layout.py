@@ -21,10 +21,11 @@ from kinject.documents.boxes import (
     left_edge,
     lines_of,
     middle,
+    spaced_rows,
     text_of,
     with_line_after_hyphen,
 )
-from kinject.documents.text import heading, markdown_table
+from kinject.documents.text import goes_on_below, heading, markdown_table
 
 _BULLET = re.compile(r"^(?:[•◦▪‣●○■□–·➢✓\ue000-\uf8ff]|[-*o](?=\s))\s*")
 # Private characters are bullets of symbol fonts, which PDFium cannot name.
@@ -47,8 +48,6 @@ _TABLE_GUTTER = 0.6
 _TABLE_END = 2.5
 # A line this close to the row above it continues one of its cells.
 _WRAPPED_CELL = 0.2
-# Lines of a row are this close: their boxes nearly touch.
-_TOUCHING = 0.1
 # A paragraph ends where the space is this much larger than the page's usual one,
 _PARAGRAPH_SPACE = 0.4
 # and where a line is indented by more.
@@ -101,9 +100,6 @@ _MOST_LEVELS = 4
 _LONGEST_HEADING = 150
 # Lines before and after one that tell how far its column reaches to the right.
 _NEAR_LINES = 8
-
-
-_upper = attrgetter("y0")
 
 
 def _gap(word: Box, following: Box) -> float:
@@ -352,15 +348,26 @@ def _table(words: Sequence[Box]) -> Box | None:
     if n_columns == 2 and n_marks > _MARKS * len(grid):
         return None
     n_header = 1
-    if filled[0] < n_columns and filled[1] == n_columns:
-        grid[0], n_header = _spread(rows, starts), 2
+    names = _spread(rows, starts)
+    if filled[1] == n_columns and _are_group_names(grid[0], names, grid[1]):
+        grid[0], n_header = names, 2
     return joined_line(words)._replace(text=markdown_table(grid, n_header), is_table=True)
+
+
+def _are_group_names(first: Sequence[str], spread: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether the first row of a table, `spread` over its columns, has names for several of
+    them each, which the second row names one by one."""
+    # Above the names of the rows is none: else a value is missing in a row of values.
+    if first[0]:
+        return False
+    is_merged = any(name and name == following for name, following in pairwise(spread))
+    return is_merged and goes_on_below(spread, second)
 
 
 def _rows(words: Sequence[Box], gutters: Sequence[tuple[float, float]]) -> list[list[Box]]:
     """Return the words by rows: lines that touch one another are one, unless more than one of them
     has a first cell."""
-    rows = _spaced_rows(words)
+    rows = spaced_rows(words)
     first = gutters[0][0] + 0.1 if gutters else 0.0
     n_with_first = sum(line[0].x0 < first for line in lines_of(words))
     if len(rows) > 1 and len(rows) >= _SPACED_ROWS * n_with_first:
@@ -379,20 +386,6 @@ def _rows(words: Sequence[Box], gutters: Sequence[tuple[float, float]]) -> list[
             else:
                 parted[-1] += line
     return parted
-
-
-def _spaced_rows(words: Sequence[Box]) -> list[list[Box]]:
-    """Return the words by rows that space parts."""
-    ordered = sorted(words, key=_upper)
-    rows = [[ordered[0]]]
-    end = ordered[0].y1
-    for word in ordered[1:]:
-        if word.y0 > end + _TOUCHING * word.size:
-            rows.append([])
-            end = word.y1
-        rows[-1].append(word)
-        end = max(end, word.y1)
-    return rows
 
 
 def _cells(row: Sequence[Box], starts: Sequence[float]) -> list[str]:
