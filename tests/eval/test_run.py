@@ -241,6 +241,29 @@ def test_answers_that_older_packages_scored_are_said_to_be_so(run, tmp_path):
     assert not [note for note in run().notes if "then" in note]
 
 
+def test_answers_of_an_evaluation_that_was_stopped_under_older_packages_are_said_to_be_so(
+    run, tmp_path, monkeypatch
+):
+    """It has no manifest, which has the versions of one that was finished."""
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kinject.eval.run.make_report", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    path = tmp_path / "run" / "versions.json"
+    versions = json.loads(path.read_text())
+    assert not [note for note in run().notes if "then" in note]
+    (tmp_path / "run" / "manifest.json").unlink()
+    path.write_text(json.dumps(versions | {"torch": "2.0"}))
+    for _ in range(2):
+        assert [("torch 2.0 then" in note) for note in run().notes if "then" in note] == [True]
+    assert "torch 2.0" in manifest(tmp_path)["counts"]["other_versions"]
+
+
 def test_retrieved_passages_are_named_with_their_recall(run, tmp_path):
     report = run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [2]})
     with_context = [a for a in read_answers(tmp_path / "run" / "answers.jsonl") if a.k == 2]

@@ -68,4 +68,5 @@ from kinject.disk.run_folder import (
     refuse_other_stage,
     refuse_outside_links,
     write_manifest,
+    write_versions,
 )

@@ -332,6 +332,11 @@ def changed_versions(versions: Mapping[str, str]) -> str:
     return "; ".join(changed)
 
 
+def write_versions(path: Path) -> None:
+    """Write the versions of the packages as they are now, for `changed_versions`."""
+    write_json(path, dict(_versions()))
+
+
 def write_manifest(
     path: Path,
     *,

@@ -22,6 +22,7 @@ from kinject.disk import (
     delete_file,
     lock_dir,
     read_journal,
+    read_json,
     read_jsonl,
     write_json,
     write_jsonl,
@@ -38,10 +39,10 @@ from kinject.eval.results import Evaluation, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import (
     GRADES_FILE,
-    AnswerStore,
+    VERSIONS_FILE,
     ResumableScoring,
-    check_stored,
     join_processes,
+    open_answers,
 )
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
@@ -113,14 +114,21 @@ def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
     inputs, plan = _check_inputs(recipe)
     recipe = _part_of(recipe, shard)
     plan = replace(plan, sets=tuple(_questions_of(item, shard) for item in plan.sets))
-    with lock_dir(recipe.run_dir, stage="eval"), _open_answers(recipe.run_dir) as answers:
+    with lock_dir(recipe.run_dir, stage="eval"), open_answers(recipe.run_dir / _ANSWERS) as answers:
         evaluation = Evaluation(plan, recipe.eval)
         scoring = ResumableScoring(answers, join_processes(recipe.run_dir))
         run = _Run(recipe, evaluation, scoring, dict(inputs), [])
+        if answers.n_rows:
+            run.other_versions = _other_versions(recipe.run_dir)
         for name, table in recipe.eval.tables().items():
             _evaluate_model(run, name, table)
         n_answers = sum(map(len, evaluation.answers.values()))
-        of_all = EvalCounts(answers=n_answers, scored_now=run.n_scored, stored=answers.n_rows)
+        of_all = EvalCounts(
+            answers=n_answers,
+            scored_now=run.n_scored,
+            stored=answers.n_rows,
+            other_versions=run.other_versions,
+        )
         write_manifest(
             recipe.run_dir / MANIFEST,
             stage="eval",
@@ -131,15 +139,6 @@ def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
             outputs=[_ANSWERS],
         )
     return n_answers
-
-
-def _open_answers(folder: Path) -> AnswerStore:
-    """Return the open answers of a run folder. Raises as `AnswerStore`, and `InputError` for rows
-    that were changed."""
-    path = folder / _ANSWERS
-    if path.exists():
-        check_stored(path)
-    return AnswerStore(path)
 
 
 def _refuse_processes(option: str) -> None:
@@ -248,7 +247,7 @@ def _evaluate(
     if not shards:
         refuse_unmerged(recipe.run_dir, _ANSWERS)
     shard = join_processes(recipe.run_dir)
-    with lock_dir(shard.folder, stage="eval"), _open_answers(shard.folder) as answers:
+    with lock_dir(shard.folder, stage="eval"), open_answers(shard.folder / _ANSWERS) as answers:
         answers.read_others(shard.other_answers())
         answers.read_others([one.folder / _ANSWERS for one in shards])
         # Before a model is loaded: a judge that is not accurate enough ends the run.
@@ -256,14 +255,18 @@ def _evaluate(
         evaluation = Evaluation(plan, section)
         scoring = ResumableScoring(answers, shard, is_complete=bool(shards))
         run = _Run(recipe, evaluation, scoring, dict(inputs), list(plan.notes))
+        stored_in = recipe.run_dir / _ANSWERS
         if shards:
             run.more_counts = merged_counts(shards)
+            stored_in = shards[0].folder.parent
+            of_shards = (one.counts.get("other_versions") for one in shards)
+            run.other_versions = "; ".join(dict.fromkeys(filter(None, of_shards)))
         elif answers.n_rows:
             run.other_versions = _other_versions(recipe.run_dir)
         if run.other_versions:
             run.notes.append(
                 f"warning: stored answers were scored with other versions ({run.other_versions}), "
-                f"and are not scored again. Delete {recipe.run_dir / _ANSWERS} to score all anew"
+                f"and are not scored again. Delete {stored_in} to score all anew"
             )
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
@@ -293,8 +296,9 @@ def _evaluate(
 def _other_versions(run_dir: Path) -> str:
     """Return the packages that had another version when the answers in `run_dir` were scored."""
     earlier = read_eval_manifest(run_dir)
+    first = run_dir / VERSIONS_FILE
     if earlier is None:
-        return ""
+        return changed_versions(read_json(first, "Delete it.")) if first.is_file() else ""
     # Where nothing changed since, the run before may have read answers of other versions.
     return changed_versions(earlier.versions) or earlier.counts.other_versions
 

@@ -25,6 +25,7 @@ from kinject.disk import (
     read_journal,
     read_jsonl,
     read_lines,
+    write_versions,
 )
 from kinject.disk.offsets import OffsetIndex
 from kinject.errors import InputError
@@ -52,6 +53,10 @@ PERPLEXITY_FORMAT = "perplexity"
 GRADES_FILE = "grades.jsonl"
 """The judge's grades of a run folder: rows of question_set, question_id, question, accepted, text,
 grade."""
+
+VERSIONS_FILE = "versions.json"
+"""The packages' versions when the first answers of a run folder were scored: an evaluation that was
+stopped has no manifest."""
 
 _Identity = tuple[str, str, str, int, int, int, str]
 _WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
@@ -239,6 +244,17 @@ def read_answers(path: Path) -> list[Answer]:
     if not grades:
         return answers
     return [with_grade(answer, grades) for answer in answers]
+
+
+def open_answers(path: Path) -> AnswerStore:
+    """Return the open answers of a run folder. Raises as `AnswerStore`, and `InputError` for rows
+    that were changed."""
+    if path.exists():
+        check_stored(path)
+    answers = AnswerStore(path)
+    if not answers.n_rows:
+        write_versions(path.with_name(VERSIONS_FILE))
+    return answers
 
 
 def check_stored(path: Path) -> None:
