@@ -544,6 +544,22 @@ def test_merged_shards_are_the_report_of_one_process(
         merge_answers(recipe)
 
 
+def test_a_shard_that_was_stopped_under_older_packages_is_named_by_the_merge(
+    run: Evaluate, tmp_path: Path
+) -> None:
+    run()
+    recipe = replace(read_recipe(tmp_path / "recipe.yaml", (), "eval"), run_dir=tmp_path / "parts")
+    evaluate_shard(recipe, Shard(1, 1))
+    folder = recipe.run_dir / "shards" / "1-of-1"
+    (folder / "manifest.json").unlink()
+    versions = json.loads((folder / "versions.json").read_text())
+    (folder / "versions.json").write_text(json.dumps(versions | {"torch": "2.0"}))
+    evaluate_shard(recipe, Shard(1, 1))
+    (note,) = (note for note in merge_answers(recipe).notes if "then" in note)
+    assert "torch 2.0 then" in note
+    assert f"Delete {recipe.run_dir / 'shards'} to score all anew" in note
+
+
 def test_the_report_has_its_advice_and_the_kind_of_the_questions(
     run, tmp_path, write_rows, tiny_model
 ):
