@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -275,6 +276,31 @@ def test_a_second_folder_of_one_name_does_not_replace_the_documents_of_the_first
     # A folder that was moved is the same one.
     (tmp_path / "north").rename(tmp_path / "west")
     assert main(["try", "west/notes"]) == 0
+
+
+def test_a_second_pattern_of_one_folder_does_not_replace_the_documents_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pier").mkdir()
+    Path("pier/a.txt").write_text("The quay is of oak.")
+    Path("pier/b.md").write_text("The crane is of iron.")
+    collected = Path("runs/pier/documents/documents.jsonl")
+    for _ in range(2):
+        assert main(["documents", "pier/*.txt"]) == 0
+    assert main(["documents", "pier/*.md"]) == 2
+    assert "holds the documents of pier/*.txt" in capsys.readouterr().err
+    assert "oak" in collected.read_text()
+    assert main(["documents", "pier/*.md", "run_dir=runs/md"]) == 0
+    assert main(["documents", "pier/*.txt", "pier/*.md"]) == 0
+    assert "iron" in collected.read_text()
+    # All of the folder, and again a pattern of it when no file fits the one before.
+    assert main(["documents", "pier"]) == 0
+    Path("pier/a.txt").unlink()
+    shutil.rmtree("runs/pier")
+    assert main(["documents", "pier/*.md"]) == 0
+    Path("pier/b.md").rename("pier/b.rst")
+    assert main(["documents", "pier/*.rst"]) == 0
 
 
 def test_of_an_empty_folder_nothing_stays(

@@ -26,7 +26,6 @@ from kinject.disk import (
     file_name,
     lock_dir,
     parse_fields,
-    path_exists,
     read_jsonl,
     write_manifest,
 )
@@ -40,6 +39,7 @@ from kinject.heap.parse import (
     find_files,
     has_record,
     heap_name,
+    is_there,
     readers_version,
     record_path,
     write_record,
@@ -181,7 +181,7 @@ def collect(
 
 def refuse_other_sources(folder: Path, sources: Sequence[Path]) -> None:
     """Raise `InputError` if `folder`, which has its name from `sources`, holds the documents of
-    others of that name: a/docs and b/docs."""
+    others of that name: a/docs and b/docs, or docs/*.md and docs/*.txt."""
     manifest = read_documents_manifest(folder)
     if manifest is None or not manifest.inputs:
         return
@@ -189,16 +189,16 @@ def refuse_other_sources(folder: Path, sources: Sequence[Path]) -> None:
     for source in manifest.inputs:
         path = Path(source)
         # One that is gone was moved or renamed; the rows of a data set by name are our own file.
-        if not path_exists(path) or path.is_relative_to(folder.parent):
+        if not is_there(path) or path.is_relative_to(folder.parent):
             return
         # kinject try may have read the entries of a folder one by one.
         before = os.path.realpath(path)
         if any(before == one or before.startswith(f"{one}/") for one in now):
             return
     raise InputError(
-        f"{sources[0]}: {folder} holds the documents of {next(iter(manifest.inputs))}, which has "
-        f"the same name. Rename one of the two, or move {folder.parent} away; kinject documents "
-        "takes another run_dir."
+        f"{sources[0]}: {folder} holds the documents of {next(iter(manifest.inputs))}, and has its "
+        "name from either. Give both in one call, rename one of the two, or move "
+        f"{folder.parent} away; kinject documents takes another run_dir."
     )
 
 

@@ -80,6 +80,14 @@ def is_heap(path: Path) -> bool:
     return is_folder(path) if path_exists(path) else has_magic(str(path))
 
 
+def is_there(path: Path) -> bool:
+    """Return whether `path` is there, or is a pattern that some file fits."""
+    if path_exists(path) or not has_magic(str(path)):
+        return path_exists(path)
+    base = _fixed_part(path)
+    return any(base.glob(str(path.relative_to(base))))
+
+
 def heap_name(sources: Sequence[Path]) -> str:
     """Return a name for the heap: that of its folder or file."""
     first = sources[0]
