@@ -103,6 +103,12 @@ _ABSTAINS = re.compile(
 counts as an answer."""
 
 
+_TAG = re.compile(
+    r"</?(?:answer|final_answer|result|solution|b|i|u|p|em|strong|mark|code|span|div|li|td|br)"
+    r"(?:\s+[\w-]+=[^<>]*)?\s*/?>",
+    re.IGNORECASE,
+)
+"""The tags that models write around an answer. Of List<int> nothing is one."""
 _MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}[.!]?\s*$")
 
 
@@ -129,7 +135,7 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     """
     if not accepted:
         return abstains(text)
-    written = _in_one_spelling(text)
+    written = _in_one_spelling(_without_tags(text, accepted))
     folded = list(map(_in_one_spelling, accepted))
     parts = [part for part in folded if part.strip()]
     if not parts:
@@ -141,6 +147,14 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     if _declines(written, parts):
         return False
     return any(_is_within(part, written) for part in parts)
+
+
+def _without_tags(text: str, others: Sequence[str]) -> str:
+    """Return a written text without tags around its parts (<answer>40</answer>), unless one of the
+    texts that it is compared with has such a sign: <b> may be the answer."""
+    if any("<" in other for other in others):
+        return text
+    return _TAG.sub(" ", text)
 
 
 def _in_one_spelling(text: str) -> str:
@@ -405,6 +419,7 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     option alone. Several statements must agree, or those of the last line; a letter beside another
     option's text, two letters, or a list of the options name none.
     """
+    text = _without_tags(text, choices)
     plain, options = _without_markup(text).strip(), _options_of(choices)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     last_line, begun = "".join(lines[-1:]), _at_line_starts(lines, options)
