@@ -1151,6 +1151,12 @@ def test_subtitles_are_what_is_said() -> None:
     vtt += "00:04.000 --> 00:06.000\nPull &amp; row\n<c.red>to land.</c>\n"
     assert only("a.vtt", vtt.encode()).text == "Ann: Ready?\nPull & row to land."
     assert only("b.srt", b"Only a note.").text == "Only a note."
+    # An empty line within a subtitle, and a number that ends a file.
+    srt = "1\n00:00:01,000 --> 00:00:04,000\n\nIn 1931.\n\n2\n00:00:05,000 --> 00:00:08,500\nIt rained.\n\n"
+    assert (
+        only("a.srt", f"{srt}It stopped.\n\n3\n".encode()).text
+        == "In 1931.\nIt rained.\nIt stopped."
+    )
 
 
 def test_a_space_before_a_quoted_cell_of_a_table_is_no_part_of_it() -> None:

@@ -13,6 +13,8 @@ from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import decode, one_line, whole_file
 
 _TIMES = re.compile(r"^(?:\d+:)?\d\d:\d\d[.,]\d+[ \t]+-->.*\n?", re.MULTILINE)
+_UNSPOKEN = re.compile(r"\s*(?:WEBVTT|NOTE|STYLE|REGION)\b|\s*\d*\s*\Z")
+"""A block without times that is no text: a note, a style, a number alone."""
 _VOICE = re.compile(r"<v(?:\.[^\s>]*)?\s+([^>]+)>")
 _TAG = re.compile(r"</?[a-z\d][^>]*>|\{\\[^}]*\}", re.IGNORECASE)
 _BEGINS = re.compile(r"- |[^.:!?]{1,30}: ")
@@ -25,11 +27,15 @@ def read_subtitles(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     lines: list[str] = []
     last = ""
+    has_begun = False
     for block in re.split(r"\n[ \t]*\n", text):
         times = _TIMES.search(block)
-        # Others are notes and styles.
-        spoken = block[times.end() :].split("\n") if times else []
-        for written in spoken:
+        has_begun = has_begun or times is not None
+        # A subtitle may have an empty line in it.
+        if times is None and (not has_begun or _UNSPOKEN.match(block)):
+            continue
+        spoken = block[times.end() :] if times else block
+        for written in spoken.split("\n"):
             line = one_line(html.unescape(_TAG.sub("", _VOICE.sub(r"\1: ", written))))
             # Live captions repeat the line before.
             if not line or line == last:
