@@ -87,6 +87,16 @@ def test_markdown_has_no_tags_that_show_nothing() -> None:
     )
 
 
+def test_names_in_brackets_that_are_also_elements_stay_in_markdown() -> None:
+    """What a command needs is written so; a tag has attributes, or its element an end."""
+    page = (
+        "Tow <source> to <target>:\n\n    tow <source>\n\n<type>: <summary>, if a <small and b> c."
+    )
+    assert only("a.md", page.encode()).text == page
+    page = "<p>Moor at <small>pier</small> 3.</p> <details open><summary>Fee</summary>5 kr</details><source src=x>"
+    assert only("a.md", page.encode()).text == "Moor at pier 3. Fee5 kr"
+
+
 def test_markdown_has_no_bytes_of_pictures() -> None:
     uri = f"data:image/png;base64,{'iVBORw0KGgo+/4' * 50}=="
     page = f"The quay ![seen from above]({uri})<img alt=x src='{uri}'> is long.![][image2]\n\n![map](map.png)\n"

@@ -12,7 +12,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -59,8 +59,8 @@ _UNLIKE_SHOWN = re.compile(
     | (?P<picture> !\[ (?P<alt>[^][]*) \] \( \s* <? data:image/ [^()<>!]* >? \) )
     | (?P<sup> <sup> (?P<up>[^<>\n]{1,40}) </sup> )
     | (?P<break> <br \s* /? > )
-    | (?P<tag> </? (?: center|details|div|font|img|picture|small|source|span|sub|summary|sup ) \b
-        [^<>]* > | < [ap] \s [^<>]* > | </ [ap] > )
+    | (?P<tag> </? (?P<element> a|center|details|div|font|img|p|picture|small|source|span|sub
+        |summary|sup ) (?: \s [^<>]*)? /? > )
     | (?P<target> ^ [ ]{0,3} \[ (?P<label>[^][\n]+) \]: [ \t]* <? data:image/ [^()<>!\n]* >? \n? )
     | & (?: \#[0-9]{1,7} | \#x[0-9a-f]{1,6} | [a-z][a-z0-9]{1,30} ) ;
     """,
@@ -69,6 +69,7 @@ _UNLIKE_SHOWN = re.compile(
 """Of Markdown outside fences: code, which is shown as it is, comments, pictures whose bytes are in
 the text, tags of HTML that show nothing, and characters by their names. A <name> stays, since few
 mean it as a tag."""
+_END_TAG = re.compile(r"</([a-z]+)\s*>", re.IGNORECASE)
 _SEVEN_BIT = {"iso2022_jp": b"\x1b", "iso2022_kr": b"\x1b", "hz": b"~{", "utf-7": b"+"}
 """Codecs whose bytes are those of ASCII -> what begins another letter."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a]")
@@ -111,7 +112,8 @@ def shown_markdown(text: str) -> str:
     character that is written by its name, such as ``&eacute;``, is itself. Code stays as it is."""
     parts: list[str] = []
     labels: list[str] = []
-    as_shown = partial(_as_shown, labels)
+    closed = {name.lower() for name in _END_TAG.findall(text)}
+    as_shown = partial(_as_shown, labels, closed)
     end = 0
     for fence in _FENCED.finditer(text):
         parts += [_UNLIKE_SHOWN.sub(as_shown, text[end : fence.start()]), fence[0]]
@@ -123,10 +125,12 @@ def shown_markdown(text: str) -> str:
     return shown
 
 
-def _as_shown(labels: list[str], match: re.Match[str]) -> str:
+def _as_shown(labels: list[str], closed: Set[str], match: re.Match[str]) -> str:
     """Return what a reader sees of a match; the label of a picture that is left out goes to
-    `labels`."""
-    if match["code"]:
+    `labels`. Elements that are `closed` somewhere are tags."""
+    # In "cp <source> <target>" is none.
+    is_name = match["tag"] and "=" not in match["tag"] and match["element"].lower() not in closed
+    if match["code"] or is_name:
         return match[0]
     if match["picture"]:
         return match["alt"]
