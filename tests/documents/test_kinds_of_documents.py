@@ -403,6 +403,26 @@ WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><page><ti
 <page><title>Talk:Falk Bridge</title><ns>1</ns><revision><text>talk</text></revision></page></mediawiki>"""
 
 
+@pytest.mark.parametrize(
+    ("wiki", "text"),
+    [
+        ("{{convert|40|m|ft}} long", "40 m long"),
+        ("{{Cvt|3|to|5|km2|sqmi|abbr=on}}, {{convert|6|ft|2|in|cm|0}}", "3 to 5 km², 6 ft 2 in"),
+        ("{{circa|1931}}, {{birth date and age|df=y|1931|2|3}}, {{start date|1999|5}}", "c. 1931, 3 February 1931, May 1999"),
+        ("{{nowrap|[[Falk Bridge|the {{lang-de|Brücke}}]] of 1931}}", "the Brücke of 1931"),
+        ("{{lang|de|Mole}}, {{formatnum:12345}}, {{US$|5 million}}", "Mole, 12345, US$5 million"),
+        ("{{frac|1|2}}, {{frac|3|1|4}}, {{val|3.5|0.1|e=6|u=kg}}", "1/2, 3 1/4, 3.5 ± 0.1 × 10^6 kg"),
+        ("{{math|x {{=}} 2}}, {{chem|H|2|O}}, {{hlist|a|b|}}{{ndash}}{{As of|2019|5}}", "x = 2, H2O, a, b–As of May 2019"),
+        ("One{{sfn|A|1990}}{{Infobox|span={{convert|40|m}}}} two{{convert}}{{}}{{unknown|{{nowrap|x}}}}", "One two"),
+        ("One {{{1|two}}}", "One two"),
+    ],
+)  # fmt: skip
+def test_templates_whose_text_is_in_their_arguments_are_read(wiki: str, text: str) -> None:
+    """Bridges were "long", and people born on no day."""
+    page = WIKI.replace("{{Infobox|a=1}}", f"START {wiki} END\n\n")
+    assert f"START {text} END" in only("a.xml", page.encode()).text
+
+
 def test_articles_of_a_mediawiki_export_have_headings_tables_and_lists() -> None:
     ((location, document),) = read("w.xml", WIKI.encode())
     assert isinstance(document, Document)

@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -308,7 +309,8 @@ _CODE = re.compile(r"<(syntaxhighlight|source|pre)\b([^<>]*)>((?s:.*?))</\1\s*>"
 
 
 def wiki_text(text: str, parser: WikiParser) -> str:
-    """Return wiki markup as Markdown; templates, references, files and categories are left out."""
+    """Return wiki markup as Markdown; references, files, categories, and templates whose text is on
+    another page are left out."""
     blocks: list[str] = []
 
     def keep(block: str) -> str:
@@ -335,6 +337,7 @@ def wiki_text(text: str, parser: WikiParser) -> str:
     text = _LANGUAGE_LINK.sub("", _DROPPED.sub("", _EQUATION.sub(equation, text)))
     # The parser takes these marks away: 10<sup>6</sup> would be 106, east<br>west one word.
     text = _LINE_END.sub(" ", _RAISED.sub(_raised_text, text))
+    text = _with_templates(text)
     for _ in range(3):  # the innermost tables first
         text, n = _WIKI_TABLE.subn(table, text)
         if not n:
@@ -346,6 +349,157 @@ def wiki_text(text: str, parser: WikiParser) -> str:
         text = re.sub("\x02(\\d+)\x03", block, text)
     lines = [line.rstrip() for line in text.split("\n")]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+_TEMPLATE = re.compile(r"\{\{([^{}|]*)((?:\|[^{}]*)?)\}\}")
+"""A template with no other in it."""
+_DEEPEST_TEMPLATES = 12
+_LINK_OR_BAR = re.compile(r"\[\[[^\[\]]*\]\]|\|")
+"""What parts the arguments of a template, unless it is within a link."""
+_PARAMETER = re.compile(r"(?<!\{)\{\{\{[\w -]+(?:\|([^{}]*))?\}\}\}(?!\})")
+"""An argument of the page itself, with its default."""
+_NAMED = re.compile(r"\s*([A-Za-z_][\w -]*|\d+)\s*=(.*)", re.DOTALL)
+_FIRST = """abbr blockquote chem2 flag ill nobr nowrap quote small smallcaps big math mvar var
+    interlanguage_link"""
+_LISTS = "flatlist hlist plainlist ubl unbulleted_list chem"
+_DATES = """birth_date birth_date_and_age death_date death_date_and_age end_date start_date
+    start_date_and_age film_date birth_year_and_age"""
+_CURRENCIES = {"us$": "US$", "usd": "US$", "gbp": "£", "£": "£", "eur": "€", "€": "€", "inr": "₹"}
+_MARKS = {
+    **{"ndash": "–", "–": "–", "mdash": "—", "snd": " – ", "spnd": " – ", "spaced_ndash": " – "},
+    **{"nbsp": " ", "thinsp": " ", "'": "'", '"': '"', "co2": "CO2", "h2o": "H2O"},
+    # They part nothing where they are written so: their signs come last.
+    **{"=": "\x07", "!": "\x08"},
+}
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+_JOINERS = {"to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "+/-": " ± "}
+_JOINERS |= {"-": "–", "–": "–", "×": " × ", "±": " ± "}
+_SMALLER = {"ft": "in", "lb": "oz", "st": "lb", "yd": "ft", "mi": "yd"}
+_UNITS = {
+    "c": "°C",
+    "f": "°F",
+    "km2": "km²",
+    "m2": "m²",
+    "m3": "m³",
+    "sqmi": "sq mi",
+    "sqft": "sq ft",
+}
+_AMOUNT = re.compile(r"[-−+]?\d[\d.,/+]*(?:e[+-]?\d+)?")
+
+
+def _with_templates(text: str) -> str:
+    """Return wiki text with what a reader sees of the templates whose text is in their arguments
+    (40 m of ``{{convert|40|m|ft}}``), and without the others; what holds a table stays."""
+    text = _PARAMETER.sub(_default, text)
+    for _ in range(_DEEPEST_TEMPLATES):  # the innermost first
+        text, n = _TEMPLATE.subn(_template_text, text)
+        if not n:
+            break
+    return text.replace("\x07", "=").replace("\x08", "|")
+
+
+def _default(match: re.Match[str]) -> str:
+    return match[1] or ""
+
+
+def _arguments(text: str) -> list[str]:
+    """Return what is behind each bar of the arguments of a template."""
+    bars = [match.start() for match in _LINK_OR_BAR.finditer(text) if match[0] == "|"]
+    return [text[bar + 1 : end] for bar, end in pairwise([*bars, len(text)])]
+
+
+def _template_text(match: re.Match[str]) -> str:
+    name = "_".join(match[1].lower().replace("_", " ").split())
+    values, named = [], {}
+    for argument in _arguments(match[2]):
+        pair = _NAMED.match(argument)
+        if pair is None:
+            values.append(argument.strip())
+        elif pair[1].isdecimal():
+            values.append(pair[2].strip())
+        else:
+            named[pair[1].strip()] = pair[2].strip()
+    if name in _MARKS:
+        return _MARKS[name]
+    if name.startswith("formatnum:"):
+        return name.partition(":")[2]
+    if not any(values):
+        return ""
+    return _text_of_arguments(name, values, named)
+
+
+def _text_of_arguments(name: str, values: list[str], named: dict[str, str]) -> str:
+    """Return what is shown of a template's arguments, "" of one that is not known here."""
+    if name in _FIRST.split() or name.startswith("lang-"):
+        return values[0]
+    if name in ("lang", "langx", "transl", "transliteration"):
+        return values[-1] if len(values) > 1 else ""
+    if name in ("convert", "cvt"):
+        return _measure(values)
+    if name in _DATES.split():
+        return _date(values)
+    if name in _LISTS.split():
+        return ("" if name == "chem" else ", ").join(filter(None, values))
+    if name in _CURRENCIES:
+        return f"{_CURRENCIES[name]}{values[0]}"
+    if name in ("c.", "ca.", "circa"):
+        return f"c. {' – '.join(values[:2])}"
+    if name == "as_of":
+        return f"As of {_date(values)}"
+    if name in ("frac", "sfrac", "fraction"):
+        return _fraction(values)
+    if name == "val":
+        power = f" × 10^{named['e']}" if "e" in named else ""
+        return f"{' ± '.join(values[:2])}{power} {named.get('u', '')}".rstrip()
+    return ""
+
+
+def _measure(values: Sequence[str]) -> str:
+    """Return a number, or several, with the unit in which it is stated: what follows is the unit of
+    the conversion."""
+    text = ""
+    for index, value in enumerate(values):
+        if _AMOUNT.fullmatch(value):
+            text += value
+            continue
+        if value in _JOINERS and text:
+            text += _JOINERS[value]
+            continue
+        text += f" {_UNITS.get(value.lower(), value)}"
+        # 6 ft 2 in
+        smaller = _SMALLER.get(value)
+        if smaller is None or list(values[index + 2 : index + 3]) != [smaller]:
+            break
+        text += " "
+    return text
+
+
+def _date(values: Sequence[str]) -> str:
+    """Return the date of year, month and day, as far as they are given."""
+    date: list[str] = []
+    for value in values[:3]:
+        is_month = len(date) == 1 and value.isdecimal() and 1 <= int(value) <= 12
+        date.insert(0, _MONTHS[int(value) - 1] if is_month else value)
+    return " ".join(filter(None, date))
+
+
+def _fraction(values: Sequence[str]) -> str:
+    whole, *parts = values[-3:] if len(values) > 2 else ["", *values[-2:]]
+    above, below = parts if len(parts) == 2 else ["1", *parts]
+    return f"{whole} {above}/{below}".strip()
 
 
 def _raised_text(match: re.Match[str]) -> str:
