@@ -1011,6 +1011,13 @@ def test_roles_whose_text_docutils_changes_are_read_as_it_shows_them() -> None:
     )
 
 
+def test_what_kind_a_term_is_stands_apart_from_it() -> None:
+    text = "span : float, m\n    From pier to pier.\n\nkeeper : name : first\n    Who keeps it.\n"
+    assert only("a.rst", text.encode()).text == (
+        "span : float, m\n\nFrom pier to pier.\n\nkeeper : name : first\n\nWho keeps it."
+    )
+
+
 def test_a_table_that_docutils_cannot_parse_stays_as_it_is_written() -> None:
     table = "====  ====\nPier  Year\n====  ====\nthe northern  1931\n====  ===="
     text = only("a.rst", f"Before.\n\n{table}\n\nAfter.\n".encode()).text
