@@ -414,7 +414,8 @@ WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><page><ti
         ("{{frac|1|2}}, {{frac|3|1|4}}, {{val|3.5|0.1|e=6|u=kg}}", "1/2, 3 1/4, 3.5 ± 0.1 × 10^6 kg"),
         ("{{math|x {{=}} 2}}, {{chem|H|2|O}}, {{hlist|a|b|}}{{ndash}}{{As of|2019|5}}", "x = 2, H2O, a, b–As of May 2019"),
         ("One{{sfn|A|1990}}{{Infobox|span={{convert|40|m}}}} two{{convert}}{{}}{{unknown|{{nowrap|x}}}}", "One two"),
-        ("One {{{1|two}}}", "One two"),
+        ("One {{{1|two}}}{{quote|text= three|author=A}}, {{convert|some|km}}", "One twothree, some"),
+        (f"{{{{start date|1999|{'7' * 5000}}}}}", f"{'7' * 5000} 1999"),
     ],
 )  # fmt: skip
 def test_templates_whose_text_is_in_their_arguments_are_read(wiki: str, text: str) -> None:

@@ -361,11 +361,14 @@ _LINK_OR_BAR = re.compile(r"\[\[[^\[\]]*\]\]|\|")
 _PARAMETER = re.compile(r"(?<!\{)\{\{\{[\w -]+(?:\|([^{}]*))?\}\}\}(?!\})")
 """An argument of the page itself, with its default."""
 _NAMED = re.compile(r"\s*([A-Za-z_][\w -]*|\d+)\s*=(.*)", re.DOTALL)
-_FIRST = """abbr blockquote chem2 flag ill nobr nowrap quote small smallcaps big math mvar var
+_OF_FIRST = """abbr blockquote chem2 flag ill nobr nowrap quote small smallcaps big math mvar var
     interlanguage_link"""
-_LISTS = "flatlist hlist plainlist ubl unbulleted_list chem"
-_DATES = """birth_date birth_date_and_age death_date death_date_and_age end_date start_date
+_FIRST = frozenset(_OF_FIRST.split())
+"""Templates that show their first argument."""
+_LISTS = frozenset({"flatlist", "hlist", "plainlist", "ubl", "unbulleted_list"})
+_OF_DATES = """birth_date birth_date_and_age death_date death_date_and_age end_date start_date
     start_date_and_age film_date birth_year_and_age"""
+_DATES = frozenset(_OF_DATES.split())
 _CURRENCIES = {"us$": "US$", "usd": "US$", "gbp": "£", "£": "£", "eur": "€", "€": "€", "inr": "₹"}
 _MARKS = {
     **{"ndash": "–", "–": "–", "mdash": "—", "snd": " – ", "spnd": " – ", "spaced_ndash": " – "},
@@ -373,32 +376,12 @@ _MARKS = {
     # They part nothing where they are written so: their signs come last.
     **{"=": "\x07", "!": "\x08"},
 }
-_MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
+_NAMES = "January February March April May June July August September October November December"
+_MONTHS = {str(number): name for number, name in enumerate(_NAMES.split(), start=1)}
 _JOINERS = {"to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "+/-": " ± "}
 _JOINERS |= {"-": "–", "–": "–", "×": " × ", "±": " ± "}
 _SMALLER = {"ft": "in", "lb": "oz", "st": "lb", "yd": "ft", "mi": "yd"}
-_UNITS = {
-    "c": "°C",
-    "f": "°F",
-    "km2": "km²",
-    "m2": "m²",
-    "m3": "m³",
-    "sqmi": "sq mi",
-    "sqft": "sq ft",
-}
+_UNITS = {"c": "°C", "f": "°F", "km2": "km²", "m2": "m²", "m3": "m³", "sqmi": "sq mi"}
 _AMOUNT = re.compile(r"[-−+]?\d[\d.,/+]*(?:e[+-]?\d+)?")
 
 
@@ -434,6 +417,8 @@ def _template_text(match: re.Match[str]) -> str:
             values.append(pair[2].strip())
         else:
             named[pair[1].strip()] = pair[2].strip()
+    if "text" in named:
+        values.insert(0, named["text"])
     if name in _MARKS:
         return _MARKS[name]
     if name.startswith("formatnum:"):
@@ -445,16 +430,18 @@ def _template_text(match: re.Match[str]) -> str:
 
 def _text_of_arguments(name: str, values: list[str], named: dict[str, str]) -> str:
     """Return what is shown of a template's arguments, "" of one that is not known here."""
-    if name in _FIRST.split() or name.startswith("lang-"):
+    if name in _FIRST or name.startswith("lang-"):
         return values[0]
     if name in ("lang", "langx", "transl", "transliteration"):
         return values[-1] if len(values) > 1 else ""
     if name in ("convert", "cvt"):
         return _measure(values)
-    if name in _DATES.split():
+    if name in _DATES:
         return _date(values)
-    if name in _LISTS.split():
-        return ("" if name == "chem" else ", ").join(filter(None, values))
+    if name in _LISTS:
+        return ", ".join(filter(None, values))
+    if name == "chem":
+        return "".join(values)
     if name in _CURRENCIES:
         return f"{_CURRENCIES[name]}{values[0]}"
     if name in ("c.", "ca.", "circa"):
@@ -486,15 +473,15 @@ def _measure(values: Sequence[str]) -> str:
         if smaller is None or list(values[index + 2 : index + 3]) != [smaller]:
             break
         text += " "
-    return text
+    return text.strip()
 
 
 def _date(values: Sequence[str]) -> str:
     """Return the date of year, month and day, as far as they are given."""
     date: list[str] = []
     for value in values[:3]:
-        is_month = len(date) == 1 and value.isdecimal() and 1 <= int(value) <= 12
-        date.insert(0, _MONTHS[int(value) - 1] if is_month else value)
+        is_month = len(date) == 1 and value.lstrip("0") in _MONTHS
+        date.insert(0, _MONTHS[value.lstrip("0")] if is_month else value)
     return " ".join(filter(None, date))
 
 
