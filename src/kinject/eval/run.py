@@ -214,13 +214,13 @@ def evaluate(
 ) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
-    Writes to the recipe's run folder: answers.jsonl as prompts are scored (a rerun scores none of
-    them again), report.json, flips.jsonl and manifest.json. An arm is a model's name, with "+rag"
-    for K > 0; every result but the base's is compared with the first model without context. Under
-    `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is
-    the folder where the accuracy of the recipe's judge was measured before (`measure_judge`);
-    `draw` draws the page of the report in the folder, which is held until then. Raises
-    `RecipeError`, `InputError` or `DiskError` if an input cannot be used.
+    Writes to the recipe's run folder: versions.json, answers.jsonl as prompts are scored (a rerun
+    scores none of them again), report.json, flips.jsonl and manifest.json. An arm is a model's
+    name, with "+rag" for K > 0; every result but the base's is compared with the first model
+    without context. Under `accelerate launch` the processes divide the questions, and the first one
+    writes. `judged_in` is the folder where the accuracy of the recipe's judge was measured before
+    (`measure_judge`); `draw` draws the page of the report in the folder, which is held until then.
+    Raises `RecipeError`, `InputError` or `DiskError` if an input cannot be used.
     """
     section = recipe.eval
     if section.endpoints() and world_size() > 1:
