@@ -155,7 +155,7 @@ OPTIONS = ("London", "Paris", "Rome", "Berlin")
         "故选B。", "正解はBです。", "정답은 B입니다.", "الإجابة: B", "Doğru cevap: B",
         "Option B", "option (b).", "Choice B, because of the Seine", "<answer>B</answer>", "<final_answer>\n(B)\n</final_answer>",
         "<b>B</b>", "<strong>B. Paris</strong>", "The answer is <b>B</b>.", "<em>Paris</em>", "<result a='x'>(B)</result>",
-        "<p>B</p>", "Rome is in Italy.\n[[B]]",
+        "<p>B</p>", "→ B", "=> B", "✅ B. Paris", "Let me see.\n-> (B)", "Rome is in Italy.\n[[B]]",
         "It's B.", "It is (B), since it lies on the Seine.", "I think B", "I'd say it is B.", "My guess is B", "Ich nehme die B.",
         "C’est la B", "Elijo la B", "I think A, no, the answer is B.", "I believe C is unlikely. So I choose B.",
         "The answer is A? No, the answer is B.", "Is it C? I think B", "The answer is B?", "答案是A？不，答案是B。",

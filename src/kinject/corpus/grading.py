@@ -105,10 +105,10 @@ counts as an answer."""
 
 _TAG = re.compile(
     r"</?(?:answer|final_answer|result|solution|b|i|u|p|em|strong|mark|code|span|div|li|td|br)"
-    r"(?:\s+[\w-]+=[^<>]*)?\s*/?>",
-    re.IGNORECASE,
+    r"(?:\s+[\w-]+=[^<>]*)?\s*/?>|^\s*(?:[=-]+>|[→⇒➜✅✔]\ufe0f?)\s+",
+    re.IGNORECASE | re.MULTILINE,
 )
-"""The tags that models write around an answer. Of List<int> nothing is one."""
+"""Tags that models write around an answer, and arrows before it. Of List<int> nothing is one."""
 _MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}[.!]?\s*$")
 
 
@@ -150,8 +150,8 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
 
 
 def _without_tags(text: str, others: Sequence[str]) -> str:
-    """Return a written text without tags around its parts (<answer>40</answer>), unless one of the
-    texts that it is compared with has such a sign: <b> may be the answer."""
+    """Return a written text without tags around its parts (<answer>40</answer>) and arrows (=> 40),
+    unless one of the texts that it is compared with has such a sign: <b> may be the answer."""
     if any("<" in other for other in others):
         return text
     return _TAG.sub(" ", text)
