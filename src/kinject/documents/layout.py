@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from operator import attrgetter
 from statistics import median
 
@@ -92,8 +93,8 @@ _STEP = 2
 _MOST_GUTTERS = 60
 # Points by which a word may reach into a gutter: boxes of letters are not exact.
 _REACHES_IN = 0.5
-# Points between the right edges of texts that are aligned there.
-_ALIGNED = 4
+# Columns of a table up to which the texts above them are divided among them.
+_MOST_DIVIDED = 12
 # Levels of headings that sizes of fonts make; a bold line is one below.
 _MOST_LEVELS = 4
 # Characters of the longest heading.
@@ -333,7 +334,7 @@ def _with_wrapped(lines: Sequence[Sequence[Box]], full: int, end: int) -> int:
 
 def _table(words: Sequence[Box]) -> Box | None:
     """Return a table of the words, None where they are no table."""
-    gutters = _gutters(words)
+    gutters = _column_gutters(words)
     rows = _rows(words, gutters)
     starts = [min(word.x0 for word in words), *((left + right) / 2 for left, right in gutters)]
     n_columns = len(starts)
@@ -348,20 +349,20 @@ def _table(words: Sequence[Box]) -> Box | None:
     if n_columns == 2 and n_marks > _MARKS * len(grid):
         return None
     n_header = 1
-    names = _spread(rows, starts)
-    if filled[1] == n_columns and _are_group_names(grid[0], names, grid[1]):
+    names = _group_names(rows, starts) if filled[1] == n_columns else []
+    if names and goes_on_below(names, grid[1]):
         grid[0], n_header = names, 2
     return joined_line(words)._replace(text=markdown_table(grid, n_header), is_table=True)
 
 
-def _are_group_names(first: Sequence[str], spread: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether the first row of a table, `spread` over its columns, has names for several of
-    them each, which the second row names one by one."""
-    # Above the names of the rows is none: else a value is missing in a row of values.
-    if first[0]:
-        return False
-    is_merged = any(name and name == following for name, following in pairwise(spread))
-    return is_merged and goes_on_below(spread, second)
+def _column_gutters(words: Sequence[Box]) -> list[tuple[float, float]]:
+    """Return the gutters between the columns of a table. Names of several columns each, with none
+    above the first, may be over a gutter or within it."""
+    first, *others = lines_of(words)
+    below = _gutters(flat(others)) if len(others) > 1 else []
+    if below and first[0].x0 > below[0][0] and 1 < len(_segments(first)) < len(below):
+        return below
+    return _gutters(words)
 
 
 def _rows(words: Sequence[Box], gutters: Sequence[tuple[float, float]]) -> list[list[Box]]:
@@ -396,40 +397,45 @@ def _cells(row: Sequence[Box], starts: Sequence[float]) -> list[str]:
     return cells
 
 
-def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]:
-    """Return the cells of the first row, whose texts span several columns, in each of these.
+def _group_names(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]:
+    """Return the texts of the first row over the columns that each of them spans, but for the first
+    column; [] where they are as many as the columns, or one is above the first.
 
-    A text that ends where its last column does spans those to its left, any other those to its
-    right.
+    Of all divisions of the columns it is the one whose parts begin, end or have their middles
+    nearest to those of the texts.
     """
-    ends = _column_ends(rows[1:], starts)
-    cells = [""] * len(starts)
-    free = 0
-    for part in _segments(sorted(rows[0], key=left_edge)):
-        text = text_of(part)
-        first, last = _column(part[0].x0 + 1, starts), _column(part[-1].x1 - 1, starts)
-        is_right = free > 0 and abs(part[-1].x1 - ends.get(last, 0.0)) < _ALIGNED
-        if first < free:
-            # The text before it reaches into its column, which has both then.
-            cells[first] = f"{cells[first]} {text}"
-            first = free
-        elif is_right:
-            first = free
-        elif free:
-            cells[free:first] = [cells[free - 1]] * (first - free)
-        cells[first : last + 1] = [text] * (last + 1 - first)
-        free = max(free, last + 1)
-    cells[free:] = [cells[free - 1]] * (len(cells) - free)
-    return cells
+    parts = _segments(sorted(rows[0], key=left_edge))
+    n_columns = len(starts)
+    is_over_first = parts[0][0].x0 < starts[1]
+    if is_over_first or len(parts) >= n_columns - 1 or n_columns > _MOST_DIVIDED:
+        return []
+    words = flat(rows[1:])
+    lefts, rights = _column_edges(words, starts)
+    best: tuple[float, list[str]] = (math.inf, [])
+    for cuts in combinations(range(2, n_columns), len(parts) - 1):
+        ranges = list(pairwise([1, *cuts, n_columns]))
+        distances = [0.0, 0.0, 0.0]
+        names = [""]
+        for part, (first, end) in zip(parts, ranges, strict=True):
+            left, right = part[0].x0 - lefts[first], part[-1].x1 - rights[end - 1]
+            for place, distance in enumerate((left, right, (left + right) / 2)):
+                distances[place] += abs(distance)
+            names += [text_of(part)] * (end - first)
+        best = min(best, (min(distances), names))
+    return best[1]
 
 
-def _column_ends(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> dict[int, float]:
-    """Return column -> the right edge of its widest cell."""
-    ends: dict[int, float] = {}
-    for word in flat(rows):
+def _column_edges(
+    words: Sequence[Box], starts: Sequence[float]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return column -> the left edge of its words, and the right one."""
+    lefts: dict[int, float] = {}
+    rights: dict[int, float] = {}
+    for word in words:
         column = _column(middle(word)[0], starts)
-        ends[column] = max(ends.get(column, word.x1), word.x1)
-    return ends
+        lefts[column] = min(lefts.get(column, word.x0), word.x0)
+        rights[column] = max(rights.get(column, word.x1), word.x1)
+    return lefts, rights
 
 
 def _column(x: float, starts: Sequence[float]) -> int:
