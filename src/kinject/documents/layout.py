@@ -349,9 +349,10 @@ def _table(words: Sequence[Box]) -> Box | None:
     if n_columns == 2 and n_marks > _MARKS * len(grid):
         return None
     n_header = 1
-    names = _group_names(rows, starts) if filled[1] == n_columns else []
-    if names and goes_on_below(names, grid[1]):
-        grid[0], n_header = names, 2
+    if filled[1] == n_columns:
+        names = _group_names(rows, starts)
+        if names and goes_on_below(names, grid[1]):
+            grid[0], n_header = names, 2
     return joined_line(words)._replace(text=markdown_table(grid, n_header), is_table=True)
 
 
@@ -359,9 +360,10 @@ def _column_gutters(words: Sequence[Box]) -> list[tuple[float, float]]:
     """Return the gutters between the columns of a table. Names of several columns each, with none
     above the first, may be over a gutter or within it."""
     first, *others = lines_of(words)
-    below = _gutters(flat(others)) if len(others) > 1 else []
-    if below and first[0].x0 > below[0][0] and 1 < len(_segments(first)) < len(below):
-        return below
+    if len(others) > 1:
+        below = _gutters(flat(others))
+        if below and first[0].x0 > below[0][0] and 1 < len(_segments(first)) < len(below):
+            return below
     return _gutters(words)
 
 
@@ -409,8 +411,7 @@ def _group_names(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list
     is_over_first = parts[0][0].x0 < starts[1]
     if is_over_first or len(parts) >= n_columns - 1 or n_columns > _MOST_DIVIDED:
         return []
-    words = flat(rows[1:])
-    lefts, rights = _column_edges(words, starts)
+    lefts, rights = _column_edges(flat(rows[1:]), starts)
     best: tuple[float, list[str]] = (math.inf, [])
     for cuts in combinations(range(2, n_columns), len(parts) - 1):
         ranges = list(pairwise([1, *cuts, n_columns]))

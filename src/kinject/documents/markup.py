@@ -433,7 +433,7 @@ def _text_of_arguments(name: str, values: list[str], named: dict[str, str]) -> s
     if name in _FIRST or name.startswith("lang-"):
         return values[0]
     if name in ("lang", "langx", "transl", "transliteration"):
-        return values[-1] if len(values) > 1 else ""
+        return "".join(values[1:][-1:])  # the first names the language
     if name in ("convert", "cvt"):
         return _measure(values)
     if name in _DATES:
@@ -451,8 +451,10 @@ def _text_of_arguments(name: str, values: list[str], named: dict[str, str]) -> s
     if name in ("frac", "sfrac", "fraction"):
         return _fraction(values)
     if name == "val":
-        power = f" × 10^{named['e']}" if "e" in named else ""
-        return f"{' ± '.join(values[:2])}{power} {named.get('u', '')}".rstrip()
+        number = " ± ".join(values[:2])
+        if "e" in named:
+            number += f" × 10^{named['e']}"
+        return f"{number} {named.get('u', '')}".rstrip()
     return ""
 
 
@@ -480,15 +482,18 @@ def _date(values: Sequence[str]) -> str:
     """Return the date of year, month and day, as far as they are given."""
     date: list[str] = []
     for value in values[:3]:
-        is_month = len(date) == 1 and value.lstrip("0") in _MONTHS
-        date.insert(0, _MONTHS[value.lstrip("0")] if is_month else value)
+        name = value
+        if len(date) == 1:  # behind the year
+            name = _MONTHS.get(value.lstrip("0"), value)
+        date.insert(0, name)
     return " ".join(filter(None, date))
 
 
 def _fraction(values: Sequence[str]) -> str:
-    whole, *parts = values[-3:] if len(values) > 2 else ["", *values[-2:]]
-    above, below = parts if len(parts) == 2 else ["1", *parts]
-    return f"{whole} {above}/{below}".strip()
+    if len(values) == 1:
+        return f"1/{values[0]}"
+    *whole, above, below = values[:3]
+    return " ".join([*whole, f"{above}/{below}"])
 
 
 def _raised_text(match: re.Match[str]) -> str:

@@ -34,8 +34,9 @@ def read_subtitles(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
         # A subtitle may have an empty line in it.
         if times is None and (not has_begun or _UNSPOKEN.match(block)):
             continue
-        spoken = block[times.end() :] if times else block
-        for written in spoken.split("\n"):
+        if times is not None:
+            block = block[times.end() :]
+        for written in block.split("\n"):
             line = one_line(html.unescape(_TAG.sub("", _VOICE.sub(r"\1: ", written))))
             # Live captions repeat the line before.
             if not line or line == last:

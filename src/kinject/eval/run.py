@@ -297,8 +297,10 @@ def _other_versions(run_dir: Path) -> str:
     """Return the packages that had another version when the answers in `run_dir` were scored."""
     earlier = read_eval_manifest(run_dir)
     first = run_dir / VERSIONS_FILE
+    if earlier is None and not first.is_file():
+        return ""
     if earlier is None:
-        return changed_versions(read_json(first, "Delete it.")) if first.is_file() else ""
+        return changed_versions(read_json(first, "Delete it."))
     # Where nothing changed since, the run before may have read answers of other versions.
     return changed_versions(earlier.versions) or earlier.counts.other_versions
 

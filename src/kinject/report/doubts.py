@@ -81,7 +81,9 @@ def doubts(view: View) -> Answer:
     lines = tuple(_doubts(view))
     arms: dict[str, dict[str, None]] = {}
     for item in lines:
-        about = item.question_set if item.arm == _EVERY_ARM else item.arm
+        about = item.arm
+        if about == _EVERY_ARM:
+            about = item.question_set
         # A dict in place of a set, which would not keep the order.
         arms.setdefault(item.tag, {})[about] = None
     lead = "No sign of it: every prompt fitted the model's window, and every question has a score."
