@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -53,16 +54,19 @@ def cells(page: str, heading: str, row: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d", line)]
 
 
-def of_real(arm: str, question_set: str, k: int = 0) -> dict[str, Any]:
-    """Return what real.json has of an arm's answers to all questions of a set, with `k` passages."""
+def of_report(report: dict[str, Any], arm: str, question_set: str, k: int = 0) -> dict[str, Any]:
+    """Return what a kept report has of an arm's answers to all questions of a set, with `k` passages."""
     (found,) = [
         item
-        for item in REAL["results"]
+        for item in report["results"]
         if (item["arm"], item["question_set"], item["k"]) == (arm, question_set, k)
         and item["format"] != "texts-no-question"
         and "subject" not in item
     ]
     return found
+
+
+of_real = partial(of_report, REAL)
 
 
 @pytest.mark.parametrize("arm", ROWS)
@@ -506,14 +510,7 @@ def test_a_training_that_was_done_twice_has_the_same_weights(first: str, again: 
 WRITTEN: dict[str, Any] = json.loads((RESULTS / "real-written.json").read_text("utf-8"))
 
 
-def of_written(arm: str, question_set: str, k: int = 0) -> dict[str, Any]:
-    """Return what real-written.json has of an arm's answers to all questions of a set."""
-    (found,) = [
-        item
-        for item in WRITTEN["results"]
-        if (item["arm"], item["question_set"], item["k"]) == (arm, question_set, k)
-    ]
-    return found
+of_written = partial(of_report, WRITTEN)
 
 
 @pytest.mark.parametrize("arm", ["base", "paraphrases", "repeated", "best"])

@@ -151,10 +151,15 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
 
 def _without_tags(text: str, others: Sequence[str]) -> str:
     """Return a written text without tags around its parts (<answer>40</answer>) and arrows (=> 40),
-    unless one of the texts that it is compared with has such a sign: <b> may be the answer."""
-    if any("<" in other for other in others):
-        return text
-    return _TAG.sub(" ", text)
+    but for those that a text has with which it is compared: <b> may be the answer."""
+
+    def kept(match: re.Match[str]) -> str:
+        sign = match[0].strip().lower()
+        if any(sign in other.lower() for other in others):
+            return match[0]
+        return " "
+
+    return _TAG.sub(kept, text)
 
 
 def _in_one_spelling(text: str) -> str:
@@ -400,9 +405,7 @@ _WINDOW = 40
 quadratic."""
 _LONGEST_OPTION = 1_000
 """Characters behind a letter that may be an option's text."""
-_MARKUP = re.compile(
-    r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm|bf))\b|</?(?i:final_)?(?i:answer)>"
-)
+_MARKUP = re.compile(r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm|bf))\b")
 # One dash in front of a space: -5 keeps its sign.
 _BESIDE = re.compile(r"[\s.:)\]]*(?:[-–—]\s+)?")
 _MARK = re.compile(rf"(?<![{_WORD}])[(\[]?([A-Z])[).:\]]\s")

@@ -533,12 +533,13 @@ def _is_running(
     numbers = _numbers(box)
     for place in _places(box):
         found = pages_with[place]
+        if len(found) < least:
+            continue
         pages = list(found)  # in their order
         index = pages.index(page)
         near = pages[max(0, index - _NEAR_PAGES) : index + _NEAR_PAGES + 1]
         near.remove(page)
-        goes_on = any(_are_as_far(numbers, found[other], other - page) for other in near)
-        if len(pages) >= least and goes_on:
+        if any(_are_as_far(numbers, found[other], other - page) for other in near):
             return True
     return False
 

@@ -296,13 +296,13 @@ def _evaluate(
 def _other_versions(run_dir: Path) -> str:
     """Return the packages that had another version when the answers in `run_dir` were scored."""
     earlier = read_eval_manifest(run_dir)
+    if earlier is not None:
+        # Where nothing changed since, the run before may have read answers of other versions.
+        return changed_versions(earlier.versions) or earlier.counts.other_versions
     first = run_dir / VERSIONS_FILE
-    if earlier is None and not first.is_file():
+    if not first.is_file():
         return ""
-    if earlier is None:
-        return changed_versions(read_json(first, "Delete it."))
-    # Where nothing changed since, the run before may have read answers of other versions.
-    return changed_versions(earlier.versions) or earlier.counts.other_versions
+    return changed_versions(read_json(first, "Delete it."))
 
 
 def measure_judge(recipe: EvalRecipe) -> float:

@@ -84,8 +84,7 @@ def is_there(path: Path) -> bool:
     """Return whether `path` is there, or is a pattern that some file fits."""
     if path_exists(path) or not has_magic(str(path)):
         return path_exists(path)
-    base = _fixed_part(path)
-    return any(base.glob(str(path.relative_to(base))))
+    return any(_fitting(path))
 
 
 def heap_name(sources: Sequence[Path]) -> str:
@@ -141,7 +140,7 @@ def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
         raise DiskError(f"{source}: nothing is there. Check the path.")
     base = _fixed_part(source)
     try:
-        paths = sorted(base.glob(str(source.relative_to(base))))
+        paths = sorted(_fitting(source))
     except ValueError as error:  # ** beside other letters, or a NUL
         raise InputError(
             f"{source}: not a pattern ({one_line(error)}). ** is a whole part of a path, as in "
@@ -155,6 +154,12 @@ def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
         if not path.is_dir():
             name = path.relative_to(base) if alone else path
             yield _entry(str(path), shown(name), os.path.realpath(base))
+
+
+def _fitting(pattern: Path) -> Iterator[Path]:
+    """Yield what fits a pattern. Raises `ValueError` for one that is none."""
+    base = _fixed_part(pattern)
+    yield from base.glob(str(pattern.relative_to(base)))
 
 
 def _fixed_part(pattern: Path) -> Path:
